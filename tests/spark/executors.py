@@ -33,6 +33,14 @@ def _is_executor(words):
     return words[0].endswith(b"java") and b"org.apache.spark.executor.CoarseGrainedExecutorBackend" in words
 
 
+def is_taskmanager(pid):
+    """Whether a process is a TaskManager that has been started with its arguments."""
+    with contextlib.suppress(OSError):
+        words = _command(pid)
+        return b"penstock.cli.serve" in words and b"taskmanager" in words
+    return False
+
+
 def _words(ancestor):
     for pid in proc_tree.descendants(ancestor):
         with contextlib.suppress(OSError):

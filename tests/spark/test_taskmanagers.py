@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,8 +11,10 @@ import polars as pl
 import pytest
 from tests.cluster import proc_tree
 from tests.cluster.ports import listening
-from tests.spark.executors import executors
+from tests.spark.executors import executors, is_taskmanager
 from tests.support.waiting import wait_until
+
+from penstock.client.rest_client import RestClient
 
 #: Two executors' JVMs beside the driver's, and again after a kill: minutes where the cores are busy.
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -219,7 +222,76 @@ def test_a_bounded_job_on_spark_gives_what_the_embedded_engine_gives(console):
         assert console.rows(f"on-spark/{stream}").equals(expected), stream
 
 
-def test_a_job_without_an_end_is_refused(console):
-    said = console("run", console.job("endless", rows=None, rate=None), "--engine", "spark", "--master", MASTER, code=2)
-    assert "needs a bounded job" in said
-    assert "--provider spark" in said
+def test_an_endless_job_leaves_a_decommissioned_executor_and_outlives_its_driver(console, tmp_path):
+    """SIGPWR is what Kubernetes and a decommissioned Worker send; the same command resumes after SIGKILL."""
+    console("run", console.job("expected", parallelism=2, rate=100_000))
+    job = console.job("endless", rows=None, parallelism=2, rate=200)
+    options = ("--engine", "spark", "--master", "local-cluster[3,1,1024]", "--taskmanagers", 2, "--slots", 1)
+    command = console.command("run", job, *options)
+    manifests = lambda: len(list((tmp_path / "checkpoints").glob("endless/manifests/*")))
+    with Driver(command, console, "first") as first:
+        first.wait(lambda: manifests() > 3, "checkpoints")
+        used = [pid for pid in executors(first.pid) if any(map(is_taskmanager, proc_tree.descendants(pid)))]
+        assert len(used) == 2
+        os.kill(used[0], signal.SIGPWR)
+        first.wait(lambda: not proc_tree.alive(used[0]), "the end of its executor")
+        with RestClient(first.url) as rest:
+            first.wait(lambda: rest.summary("endless")["state"] == "RUNNING", "the job elsewhere")
+            assert rest.summary("endless")["restarts"] == 0, "it left before the executor ended"
+        assert proc_tree.alive(used[1])
+        assert "away from spark-" in console("story", "endless", "--cluster", first.url)
+        everything = {first.pid, *proc_tree.descendants(first.pid)}
+        before = manifests()
+        first.kill()
+    with Driver(command, console, "second") as second:
+        second.wait(lambda: manifests() > before + 3, "checkpoints of the second run")
+        assert "endless resumes from checkpoint" in second.said()
+        console("stop", "endless", "--cluster", second.url)
+        assert second.wait_end() == 0
+    left = lambda: list(filter(proc_tree.alive, everything))
+    wait_until(lambda: not left(), lambda: f"the end of {left()}", step=0.1)
+    found, expected = console.rows("endless"), console.rows("expected")
+    whole = pl.col("window_start") < found["window_start"].max()
+    assert found.filter(whole).height > 100
+    assert found.filter(whole).equals(expected.filter(whole))
+
+
+class Driver:
+    """A `penstock run` on Spark in the background; a context manager that leaves no process."""
+
+    def __init__(self, command, console, name):
+        self._log = console.folder / f"{name}.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, cwd=console.folder, env=console.environment, stdout=log, stderr=log
+            )
+        self.pid = self._process.pid
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        proc_tree.signal_all([*proc_tree.descendants(self.pid), self.pid], signal.SIGKILL)
+        self._process.wait()
+
+    @property
+    def url(self):
+        return re.search(r"the JobManager is at (\S+)", self.said())[1]
+
+    def said(self):
+        return self._log.read_text()
+
+    def kill(self):
+        """Kill this process alone."""
+        self._process.kill()
+        self._process.wait()
+
+    def wait(self, condition, what):
+        def done():
+            assert self._process.poll() is None, self.said()[-2000:]
+            return condition()
+
+        wait_until(done, lambda: f"{what}\n{self.said()[-2000:]}", seconds=START_S / 3, step=0.1)
+
+    def wait_end(self):
+        return self._process.wait(START_S)

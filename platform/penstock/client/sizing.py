@@ -6,7 +6,7 @@ Called by `spark_cluster` once a second; `cli.start.spark_options` creates the b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,16 @@ class Bounds:
     timeout_ms: float = 60_000.0
 
 
+def fitted(bounds: Bounds, required: int, slots: int = 0) -> Bounds:
+    """Return the bounds of a cluster for one job that needs `required` slots.
+
+    `slots`: of each TaskManager; 0: as many as the job needs on the least number of TaskManagers.
+    """
+    least = max(1, min(bounds.least, -(-required // max(1, slots))))
+    most = bounds.most if bounds.most > bounds.least else least
+    return replace(bounds, least=least, most=max(least, most), slots=slots or -(-required // least))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSample:
     """A sample of the cluster."""
@@ -29,18 +39,22 @@ class ClusterSample:
     pending: int
     #: Started TaskManagers that have not registered.
     starting: int
-    #: Free slots of each registered TaskManager, by id.
+    #: Free slots of each registered TaskManager that stays, by id.
     free: Mapping[str, int]
+    #: Ids of registered TaskManagers whose executor Spark decommissions.
+    leaving: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The TaskManagers to start and to release."""
+    """The TaskManagers to start, to release and to drain."""
 
     #: Number of TaskManagers to start.
     start: int
     #: Ids of TaskManagers that had no used slots for the whole timeout.
     release: tuple[str, ...] = ()
+    #: Ids of TaskManagers that jobs have to leave; others replace them, even beyond the upper bound.
+    drain: tuple[str, ...] = ()
 
 
 class Sizer:
@@ -62,4 +76,4 @@ class Sizer:
         start = max(0, min(max(wanted, bounds.least), bounds.most) - there)
         late = sorted((since, name) for name, since in self._idle_since.items() if now_ms - since >= bounds.timeout_ms)
         spare = max(0, len(sample.free) - bounds.least)
-        return Decision(start, tuple(name for _, name in late[:spare]))
+        return Decision(start, tuple(name for _, name in late[:spare]), sample.leaving)

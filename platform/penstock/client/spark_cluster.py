@@ -1,8 +1,9 @@
 """A cluster with a local JobManager and TaskManagers as tasks on Spark's executors, and jobs that start one.
 
 Each task runs a TaskManager as a child of the executor's Python worker; `sizing` decides their number. TaskManagers
-die with their executor, and others are started. Used by `penstock cluster start --provider spark` and `penstock run
---engine spark`.
+die with their executor, and others are started. When Spark decommissions an executor, jobs leave it first.
+
+Used by `penstock cluster start --provider spark` and `penstock run --engine spark`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from penstock.client.executors import SubmitOptions, run_to_end, submit_graph
 from penstock.client.handle import TERMINAL, JobHandle
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.processes import ChildProcess
-from penstock.client.sizing import Bounds, ClusterSample, Sizer
+from penstock.client.sizing import Bounds, ClusterSample, Sizer, fitted
+from penstock.client.spark_executors import DecommissionWatch
 from penstock.config.security import CA_FILE, CLUSTER_FILES, FOLDER_VARIABLE, SECRET_VARIABLE
 from penstock.core.clock import SystemClock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.core.rand import SystemRand
-from penstock.graph.job_graph import required_slots, unbounded_sources
+from penstock.graph.job_graph import required_slots
 from penstock.snapshots.on_spark.spark_session import open_session, reason_of
 
 if TYPE_CHECKING:
@@ -43,10 +45,11 @@ if TYPE_CHECKING:
     from penstock.graph.executor import JobResult
     from penstock.graph.job_graph import JobGraph
 
-#: Speculative copies would duplicate a TaskManager, and restarts are decided here.
-SETTINGS = {"spark.speculation": "false", "spark.task.maxFailures": "1"}
+#: Speculative copies would duplicate a TaskManager, restarts are decided here, and decommissioned executors wait for
+#: their tasks.
+SETTINGS = {"spark.speculation": "false", "spark.task.maxFailures": "1", "spark.decommission.enabled": "true"}
 _NAME = "spark"
-_GROUP = "penstock-taskmanagers"
+_GROUP = "penstock-taskmanager"
 _RECONCILE_SECONDS = 1.0
 _POLL_MS = 200.0
 _END_SECONDS = 20.0
@@ -166,6 +169,8 @@ class SparkTaskManagers:
         #: Numbers of released TaskManagers that have not ended.
         self._releasing: set[int] = set()
         self._started = 0
+        #: Numbers of TaskManagers whose executor is decommissioned.
+        self._draining: set[int] = set()
         #: How TaskManagers ended that were not released.
         self._ends: list[str] = []
 
@@ -199,35 +204,46 @@ class SparkTaskManagers:
         deadline = self._clock.monotonic_ms() + _END_SECONDS * 1000
         while session is not None and self._threads and self._clock.monotonic_ms() < deadline:
             with contextlib.suppress(PySparkException, Py4JError, OSError):
-                session.sparkContext.cancelJobGroup(_GROUP)  # repeated: a job may reach Spark after the first call
+                for number in tuple(self._threads):  # repeated: a job may reach Spark after the first call
+                    session.sparkContext.cancelJobGroup(_group_of(number))
             self._clock.sleep_ms(_POLL_MS)
         self._stack.close()
 
     def _reconcile(self, session: SparkSession) -> None:
         """Start and release TaskManagers until the end."""
-        sizer = Sizer(self._options.bounds)
+        sizer, watch = Sizer(self._options.bounds), DecommissionWatch(session.sparkContext)
         with self._jobmanager() as client:
             while not self._closing.is_set():
                 try:
-                    decision = sizer.decide(self._sample(client), self._clock.monotonic_ms())
+                    decision = sizer.decide(self._sample(client, watch), self._clock.monotonic_ms())
                     for _ in range(decision.start):
                         self._start_one(session)
                     for name in decision.release:
                         self._release(client, name)
+                    for name in decision.drain:
+                        self._drain(client, name)
                 except PenstockError as error:
                     if not self._closing.is_set():
                         _log(f"retrying the JobManager: {error}")
+                except (Py4JError, OSError) as error:  # Spark ends: `_run_on_spark` reports it
+                    if not self._closing.is_set():
+                        _log(f"Spark's driver does not answer: {reason_of(error)}")
                 self._closing.wait(_RECONCILE_SECONDS)
 
-    def _sample(self, client: RestClient) -> ClusterSample:
+    def _sample(self, client: RestClient, watch: DecommissionWatch) -> ClusterSample:
         # In this order, a TaskManager that registers in between counts as starting and is not started twice.
         managers = {_number_of(manager["id"]): manager for manager in client.taskmanagers()}
         pending = int(client.overview()["slots-pending"])
         with self._lock:
             self._releasing -= managers.keys()  # it registered again before it received its release
             staying = self._threads.keys() - self._releasing
-        free = {manager["id"]: int(manager["freeSlots"]) for n, manager in managers.items() if n in staying}
-        return ClusterSample(pending=pending, starting=len(staying - managers.keys()), free=free)
+            staying -= self._draining - managers.keys()  # released, and its task has not ended
+        starting = len(staying - managers.keys())
+        leaving = {n for n in staying & managers.keys() if watch.is_leaving(_group_of(n))}
+        free = {managers[n]["id"]: int(managers[n]["freeSlots"]) for n in staying & managers.keys() - leaving}
+        return ClusterSample(
+            pending=pending, starting=starting, free=free, leaving=tuple(managers[n]["id"] for n in sorted(leaving))
+        )
 
     def _start_one(self, session: SparkSession) -> None:
         number, self._started = self._started, self._started + 1
@@ -248,11 +264,21 @@ class SparkTaskManagers:
         with self._lock:
             self._releasing.add(_number_of(name))
 
+    def _drain(self, client: RestClient, name: str) -> None:
+        """Move jobs away from a TaskManager whose executor is decommissioned; called until it has ended."""
+        number = _number_of(name)
+        if number not in self._draining:
+            with self._lock:
+                self._draining.add(number)
+            _log(f"TaskManager {name} is drained: Spark decommissions its executor")
+        with contextlib.suppress(NotFoundError):  # it has ended
+            client.release_taskmanager(name, drain=True)
+
     def _run_on_spark(self, session: SparkSession, number: int) -> None:
         """Run one TaskManager on Spark and wait for its end."""
         context, end = session.sparkContext, "it was asked to end"
         try:
-            context.setJobGroup(_GROUP, "TaskManagers of penstock", interruptOnCancel=True)
+            context.setJobGroup(_group_of(number), f"TaskManager {number} of penstock", interruptOnCancel=True)
             context.parallelize([number], 1).mapPartitions(_task_of(self._order)).collect()
         except (PySparkException, Py4JError, OSError, EOFError) as error:  # EOFError: the JVM ended during a read
             end = reason_of(error)
@@ -263,7 +289,7 @@ class SparkTaskManagers:
                 self._on_lost()
         with self._lock:
             del self._threads[number]
-            released = number in self._releasing
+            released = number in self._releasing | self._draining
             self._releasing.discard(number)
         if not released and not self._closing.is_set():
             self._ends.append(end)
@@ -294,6 +320,11 @@ def _host_towards(jobmanager: str) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(place)  # a datagram socket: no packet is sent
         return str(probe.getsockname()[0])
+
+
+def _group_of(number: int) -> str:
+    """Return the Spark job group of one TaskManager."""
+    return f"{_GROUP}-{number}"
 
 
 def _number_of(taskmanager_id: str) -> int:
@@ -372,14 +403,22 @@ class SparkCluster:
 
 @dataclass(kw_only=True)
 class SparkExecutor:
-    """Runs bounded jobs, each with separate TaskManagers on Spark for its duration."""
+    """Runs jobs, each with a JobManager here and separate TaskManagers on Spark for its duration.
+
+    A job without an end runs until it is stopped. When this process is lost, everything ends with it; the same
+    command resumes the job from its newest checkpoint.
+    """
 
     spark: SparkOptions
+    #: Slots of each TaskManager; 0: as many as the job needs on the least number of TaskManagers.
+    slots: int = 0
     #: Address at which executors reach the JobManager on this machine.
     host: str = "127.0.0.1"
     insecure: bool = False
     options: SubmitOptions = field(default_factory=SubmitOptions)
     on_poll: Callable[[JobHandle, dict[str, Any]], None] | None = None
+    #: Called with the JobManager's address when the cluster runs.
+    on_started: Callable[[str], None] = lambda _address: None
 
     def submit(self, graph: JobGraph) -> JobHandle:
         """Refuse: no process would remain to hold the executors.
@@ -394,16 +433,17 @@ class SparkExecutor:
         """Start the cluster, run the job to its end, end the cluster.
 
         Raises:
-            UsageError: the job is unbounded, or Spark does not start.
+            UsageError: Spark does not start.
             PenstockError: the job failed, or Spark has ended.
         """
-        if endless := unbounded_sources(graph):
-            msg = f"--engine spark needs a bounded job, but source {endless[0]} is unbounded"
-            raise UsageError(msg, hint="set bounded=..., or use `penstock cluster start --provider spark`")
-        slots = required_slots(graph)
-        managers = max(1, min(self.spark.bounds.least, slots))
-        spark = replace(self.spark, bounds=Bounds(least=managers, most=managers, slots=-(-slots // managers)))
-        config = LocalClusterConfig(rest_host=self.host, rpc_host=self.host, insecure=self.insecure)
+        bounds = fitted(self.spark.bounds, required_slots(graph), self.slots)
+        spark = replace(self.spark, bounds=bounds)
+        config = LocalClusterConfig(
+            rest_host=self.host,
+            rpc_host=self.host,
+            insecure=self.insecure,
+            most_slots=bounds.most * bounds.slots,
+        )
         lost = threading.Event()
 
         def poll(handle: JobHandle, job: dict[str, Any]) -> None:
@@ -414,4 +454,7 @@ class SparkExecutor:
                 self.on_poll(handle, job)
 
         with SparkCluster(config, spark, lost.set) as cluster:
-            return run_to_end(submit_graph(cluster.jobmanager.client(), graph, self.options), poll, enough)
+            self.on_started(cluster.address)
+            handle = submit_graph(cluster.jobmanager.client(), graph, self.options)
+            # this cluster ends with the job: commands find it by its URL alone
+            return run_to_end(replace(handle, cluster=cluster.address), poll, enough)

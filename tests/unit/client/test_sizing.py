@@ -1,12 +1,15 @@
 """How many TaskManagers a cluster has: what jobs wait for starts some, and what nobody uses goes, within the bounds."""
 
-from penstock.client.sizing import Bounds, ClusterSample, Decision, Sizer
+import pytest
+
+from penstock.client.sizing import Bounds, ClusterSample, Decision, Sizer, fitted
 
 BOUNDS = Bounds(least=1, most=4, slots=2, timeout_ms=60_000)
 
 
-def decide(sizer, now_s, *, pending=0, starting=0, **free):
-    return sizer.decide(ClusterSample(pending=pending, starting=starting, free=free), now_s * 1000)
+def decide(sizer, now_s, *, pending=0, starting=0, leaving=(), **free):
+    sample = ClusterSample(pending=pending, starting=starting, free=free, leaving=leaving)
+    return sizer.decide(sample, now_s * 1000)
 
 
 def test_the_least_are_started_and_those_that_are_lost_come_back():
@@ -49,3 +52,33 @@ def test_none_are_kept_where_none_have_to_be():
     assert decide(sizer, 1, pending=3) == Decision(2)
     decide(sizer, 2, a=2, b=2)
     assert decide(sizer, 12, a=2, b=2) == Decision(0, ("a", "b"))
+
+
+def test_those_that_leave_are_drained_and_replaced_beyond_the_upper_bound():
+    sizer = Sizer(Bounds(least=2, most=2, slots=1))
+    assert decide(sizer, 0, a=0, leaving=("b",)) == Decision(1, (), ("b",))
+    assert decide(sizer, 1, starting=1, pending=1, a=0, leaving=("b",)) == Decision(0, (), ("b",))
+    assert decide(sizer, 2, a=0, c=0) == Decision(0)
+
+
+def test_what_leaves_is_not_released_for_being_idle():
+    sizer = Sizer(Bounds(least=0, most=2, slots=1, timeout_ms=1_000))
+    decide(sizer, 0, a=1, b=1)
+    assert decide(sizer, 5, a=1, leaving=("b",)) == Decision(0, ("a",), ("b",))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "required", "slots", "expected"),
+    [
+        (Bounds(least=2, most=2), 4, 0, (2, 2, 2)),
+        (Bounds(least=2, most=2), 5, 0, (2, 2, 3)),
+        (Bounds(least=8, most=8), 3, 0, (3, 3, 1)),
+        (Bounds(least=8, most=8), 3, 2, (2, 2, 2)),
+        (Bounds(least=2, most=6), 2, 0, (2, 6, 1)),
+        (Bounds(least=2, most=6), 1, 1, (1, 6, 1)),
+        (Bounds(least=0, most=6), 4, 1, (1, 6, 1)),
+    ],
+)
+def test_the_cluster_of_one_job(bounds, required, slots, expected):
+    found = fitted(bounds, required, slots)
+    assert (found.least, found.most, found.slots) == expected

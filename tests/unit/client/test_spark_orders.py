@@ -1,17 +1,21 @@
 """What TaskManagers on Spark are told, and which commands bring them: nothing here starts Spark."""
 
 import pickle
+import socket
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from pyspark import SparkContext
 
 from penstock.cli.start.cluster import start
 from penstock.cli.start.run import run
-from penstock.cli.start.spark_options import spark_options, taskmanager_bounds
+from penstock.cli.start.spark_options import own_address, spark_executor, spark_options, taskmanager_bounds
 from penstock.client.sizing import Bounds
 from penstock.client.spark_cluster import _number_of, launch_for
 from penstock.core.errors import UsageError
+from penstock.snapshots.on_spark.spark_session import _end_jvm
 
 FILES = ("ca.pem", "cluster.pem", "cluster.key")
 
@@ -64,6 +68,28 @@ def test_settings_of_spark(tmp_path):
     assert options.settings == {"spark.executor.memory": "4g", "spark.app.name": "b=c"}
     with pytest.raises(UsageError, match="has no value"):
         spark_options("yarn", ["spark.executor.memory"], Bounds())
+
+
+def test_a_driver_that_runs_is_not_moved_into_the_cluster():
+    with pytest.raises(UsageError, match="cannot move into the cluster") as refused:
+        spark_options("yarn", ["spark.submit.deployMode=cluster"], Bounds())
+    assert "spark-submit --deploy-mode cluster" in refused.value.hint
+
+
+def test_a_jvm_that_spark_submit_has_started_is_left_to_it(monkeypatch):
+    theirs = SimpleNamespace(proc=None)
+    monkeypatch.setattr(SparkContext, "_gateway", theirs)
+    _end_jvm()
+    assert SparkContext._gateway is theirs
+
+
+def test_the_address_of_a_driver_whose_host_spark_chooses(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    executor = spark_executor("yarn", None, Bounds(), slots=0, host="auto", insecure=True)
+    assert executor.host == "127.0.0.1"
+    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
+    with pytest.raises(UsageError, match=r"host name 'no-such-host\.invalid' has no address"):
+        own_address()
 
 
 @pytest.mark.parametrize(

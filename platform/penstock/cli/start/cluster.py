@@ -31,6 +31,7 @@ from penstock.cli.start.certs import certs
 from penstock.cli.start.spark_options import (
     MasterOption,
     SparkConfOption,
+    TimeoutOption,
     refuse_settings,
     spark_cluster,
     spark_options,
@@ -51,9 +52,6 @@ commands = typer.Typer(
     help="A local standalone cluster.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
 )
 commands.command("certs")(certs)
-TimeoutOption = Annotated[
-    str, typer.Option(metavar="TIME", help="With MIN..MAX: release a TaskManager unused for this time (60s).")
-]
 _SLOTS = 2
 _START_TIMEOUT_MS = 330_000
 _SPARK_START_TIMEOUT_MS = 960_000

@@ -21,7 +21,14 @@ from penstock.cli.options import (
     say,
 )
 from penstock.cli.progress import JobProgress
-from penstock.cli.start.spark_options import MasterOption, SparkConfOption, refuse_settings, spark_executor
+from penstock.cli.start.spark_options import (
+    MasterOption,
+    SparkConfOption,
+    TimeoutOption,
+    refuse_settings,
+    spark_executor,
+    taskmanager_bounds,
+)
 from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitOptions
 from penstock.client.handle import TERMINAL
 from penstock.config.settings import JobSettings, overridden
@@ -38,6 +45,15 @@ _ClusterOption = Annotated[
     typer.Option(
         help="URL of a JobManager; default: an embedded one, or with --detached, --token, --attach the known one."
     ),
+]
+_TaskManagersOption = Annotated[
+    str, typer.Option(metavar="N", help="With Spark: TaskManagers, a task each; N or MIN..MAX.")
+]
+_SlotsOption = Annotated[
+    int | None, typer.Option(help="With Spark: slots of each TaskManager.", show_default="what the job needs", min=1)
+]
+_HostOption = Annotated[
+    str, typer.Option(help="With Spark: this machine's address for executors; auto: that of its host name.")
 ]
 _TokenOption = Annotated[str, typer.Option(metavar="ID", help="On a cluster: runs with the same token give one job.")]
 
@@ -62,8 +78,10 @@ def run(
     engine: Annotated[str, typer.Option(help="Without --cluster: embedded, or spark.")] = "embedded",
     master: MasterOption = "",
     spark_conf: SparkConfOption = None,
-    taskmanagers: Annotated[int, typer.Option(help="With Spark: TaskManagers, one executor core each.", min=1)] = 2,
-    host: Annotated[str, typer.Option(help="With Spark: this machine's address for executors.")] = "127.0.0.1",
+    taskmanagers: _TaskManagersOption = "2",
+    slots: _SlotsOption = None,
+    taskmanager_timeout: TimeoutOption = "",
+    host: _HostOption = "127.0.0.1",
     insecure: InsecureOption = False,
     settings: SettingsOption = None,
     write: Annotated[
@@ -73,8 +91,7 @@ def run(
 ) -> None:
     """Run a job file; resume from its newest checkpoint."""
     if not job.is_file():
-        msg = f"there is no job file {job}"
-        raise UsageError(msg, hint="pass the path of a Python file")
+        raise UsageError(f"there is no job file {job}", hint="pass the path of a Python file")
     on_cluster = cluster is not None or detached or bool(token) or attach
     _check_engine(engine, master, spark_conf, on_cluster=on_cluster)
     overrides = parse_overrides(settings or [], parallelism)
@@ -94,8 +111,10 @@ def run(
     with JobProgress(enabled=not json, attached=attach) as progress, contextlib.ExitStack() as stack:
         executor: ClusterExecutor | EmbeddedExecutor | SparkExecutor
         if engine == "spark":
-            executor = spark_executor(master, spark_conf, host, taskmanagers=taskmanagers, insecure=bool(insecure))
+            bounds = taskmanager_bounds(taskmanagers, slots or 1, taskmanager_timeout, on_spark=True)
+            executor = spark_executor(master, spark_conf, bounds, slots=slots or 0, host=host, insecure=bool(insecure))
             executor.options = options
+            executor.on_started = lambda address: progress.note(f"the JobManager is at {address}")
         elif not on_cluster:
             if note := beside_cluster():
                 progress.note(note)

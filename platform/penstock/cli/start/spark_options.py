@@ -7,6 +7,7 @@ Spark, and by `cli.start.backfill` (`--master`) and `cli.running.state_commands`
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +26,10 @@ MasterOption = Annotated[str, typer.Option(metavar="URL", help="With Spark: mast
 _EXAMPLE = "for example --spark-conf spark.executor.memory=4g"
 SparkConfOption = Annotated[
     list[str] | None, typer.Option(metavar="KEY=VALUE", help="With Spark: a Spark setting; repeatable.")
+]
+
+TimeoutOption = Annotated[
+    str, typer.Option(metavar="TIME", help="With MIN..MAX: release a TaskManager unused for this time (60s).")
 ]
 
 
@@ -66,7 +71,7 @@ def spark_settings(settings: list[str] | None) -> dict[str, str]:
     """Parse Spark settings given as `KEY=VALUE`.
 
     Raises:
-        UsageError: a setting has no value, a name that Spark would ignore, or is the master.
+        UsageError: a setting has no value, a name that Spark would ignore, is the master or the deploy mode `cluster`.
     """
     given: dict[str, str] = {}
     for setting in settings or []:
@@ -77,6 +82,9 @@ def spark_settings(settings: list[str] | None) -> dict[str, str]:
             raise UsageError(f"--spark-conf {setting!r}: names of Spark's settings begin with 'spark.'", hint=_EXAMPLE)
         if name == "spark.master":
             raise UsageError(f"--spark-conf {setting!r} is not allowed", hint=f"use --master {value}")
+        if name == "spark.submit.deployMode" and value == "cluster":
+            msg = f"--spark-conf {setting!r}: a driver that already runs cannot move into the cluster"
+            raise UsageError(msg, hint="start it there with `spark-submit --deploy-mode cluster`")
         if given.setdefault(name, value) != value:
             raise UsageError(f"--spark-conf has {name} as {given[name]!r} and as {value!r}", hint="set it once")
     return given
@@ -96,17 +104,30 @@ def spark_cluster(config: LocalClusterConfig, spark: SparkOptions, on_lost: Call
 
 
 def spark_executor(
-    master: str, settings: list[str] | None, host: str, *, taskmanagers: int, insecure: bool
+    master: str, settings: list[str] | None, bounds: Bounds, *, slots: int, host: str, insecure: bool
 ) -> SparkExecutor:
-    """Return an executor of bounded jobs on Spark; executors reach this machine as `host`.
+    """Return an executor of jobs on Spark; executors reach this machine as `host`. `slots`: see `SparkExecutor`.
 
     Raises:
         UsageError: as for `spark_options`.
     """
-    spark = spark_options(master, settings, Bounds(least=taskmanagers, most=taskmanagers, slots=1))
+    spark = spark_options(master, settings, bounds)
     from penstock.client.spark_cluster import SparkExecutor
 
-    return SparkExecutor(spark=spark, host=host, insecure=insecure)
+    return SparkExecutor(spark=spark, slots=slots, host=own_address() if host == "auto" else host, insecure=insecure)
+
+
+def own_address() -> str:
+    """Return the address of this machine's host name, for a driver whose host Spark chooses.
+
+    Raises:
+        UsageError: the host name has no address.
+    """
+    name = socket.gethostname()
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise UsageError(f"host name {name!r} has no address: {error}", hint="pass an address as --host") from error
 
 
 @contextlib.contextmanager

@@ -81,9 +81,10 @@ def require_java() -> None:
 
 def _end_jvm() -> None:
     """End the JVM, which otherwise ends some seconds after this process."""
-    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None  # noqa: SLF001
-    if gateway is None:
+    gateway = SparkContext._gateway  # noqa: SLF001
+    if gateway is None or gateway.proc is None:  # `spark-submit` has started this process, and ends the JVM after it
         return
+    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
     with contextlib.suppress(Py4JError, OSError):
         gateway.shutdown()
     process: subprocess.Popen[bytes] = gateway.proc
