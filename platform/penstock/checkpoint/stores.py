@@ -5,14 +5,16 @@ Used by the JobManager (manifests, leases), by workers (segments, staged output)
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
+from collections.abc import Iterator
 
 from penstock.checkpoint.local_store import LocalStore
 from penstock.checkpoint.memory_store import open_memory_store
 from penstock.checkpoint.s3_store import S3Store, s3_endpoint
 from penstock.checkpoint.store import ObjectStore
-from penstock.core.errors import SnapshotDamagedError, UsageError
+from penstock.core.errors import SnapshotDamagedError, StorageError, UsageError
 from penstock.core.snapshot import FileRef
 
 
@@ -46,6 +48,16 @@ def require_answer(uri: str) -> None:
     """
     if uri.startswith("s3://"):
         S3Store(uri).require_answer()
+
+
+@contextlib.contextmanager
+def naming_root(checkpoint_root: str) -> Iterator[None]:
+    """Name the setting in an error of the store at a checkpoint root."""
+    try:
+        yield
+    except StorageError as error:
+        msg = f"checkpoint_root={checkpoint_root!r}: {error.message}"
+        raise type(error)(msg, hint=f"{error.hint}, or set another checkpoint_root") from error
 
 
 def place_of(uri: str) -> str:

@@ -211,11 +211,29 @@ class EmbeddedExecutor:
         else:
             cluster.set_slots(slots)
         try:
+            self._require_root(graph)
+        except BaseException:
+            cluster.close()
+            raise
+        try:
             cluster.wait_for_jobmanager()
         except BaseException:
             cluster.abort()
             raise
         return cluster
+
+    def _require_root(self, graph: JobGraph) -> None:
+        """Refuse an object store that does not answer here, while the JobManager starts, which would refuse it later.
+
+        Processes with an environment of their own may have another store.
+        """
+        root = graph.settings.checkpoint_root
+        if self.environment or not root.startswith("s3://"):
+            return
+        from penstock.checkpoint.stores import join_uri, naming_root, require_answer  # for such a root alone
+
+        with naming_root(root):
+            require_answer(join_uri(root, graph.name))
 
     def _cluster(self, managers: int, slots: int | None) -> LocalCluster:
         return LocalCluster(

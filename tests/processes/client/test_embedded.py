@@ -5,6 +5,7 @@ import pytest
 import penstock as ps
 from penstock.api.environment import use_executor
 from penstock.client.executors import EmbeddedExecutor
+from penstock.core.errors import StorageError
 from penstock_connectors.datagen import DatagenSource
 
 pytestmark = pytest.mark.processes
@@ -42,3 +43,15 @@ def test_rows_of_this_process_are_printed_where_the_job_runs(tmp_path):
         f'totals> {{"user":"ann",{start % (2, 3)},"total":3}}',
         f'totals> {{"user":"bob",{start % (4, 5)},"total":4}}',
     ]
+
+
+def test_an_object_store_that_refuses_is_reported_before_the_jobmanager_has_started(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_S3_ENDPOINT", "http://127.0.0.1:1")
+    env, steps = ps.Environment(1, checkpoint_root="s3://bucket/root"), []
+    env.from_collection([{"user": "ann", "amount": 3, "ts": 0}], Paid).print("rows")
+    refused = (
+        r"^checkpoint_root='s3://bucket/root': cannot reach s3://bucket/root/printing at http://127.0.0.1:1: Conn.+"
+    )
+    with use_executor(EmbeddedExecutor(on_step=steps.append)), pytest.raises(StorageError, match=refused):
+        env.execute("printing")
+    assert len(steps) == 1, "planned, and nothing submitted"

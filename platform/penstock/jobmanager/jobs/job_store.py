@@ -5,8 +5,6 @@ Used by `jobmanager.jobs.job_driver`, which runs all calls of one job in one thr
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -35,7 +33,14 @@ from penstock.checkpoint.recovery import (
 )
 from penstock.checkpoint.retention import SWEPT_PREFIXES
 from penstock.checkpoint.store import ObjectStore
-from penstock.checkpoint.stores import join_uri, open_job_store, open_store, require_answer, same_store
+from penstock.checkpoint.stores import (
+    join_uri,
+    naming_root,
+    open_job_store,
+    open_store,
+    require_answer,
+    same_store,
+)
 from penstock.core import failpoints
 from penstock.core.clock import Clock
 from penstock.core.errors import JobIdentityError, NotFoundError, SnapshotDamagedError, StateMismatchError, StorageError
@@ -135,23 +140,14 @@ class JobStore:
 
     def _require_answers(self) -> None:
         """Refuse a job whose stores do not answer at once."""
-        with self._naming_root():
+        with naming_root(self._graph.settings.checkpoint_root):
             require_answer(self._store.uri)
         require_answer(self._start.from_uri)
 
     def _take_lease(self, job_id: str) -> int:
         """Take the lease, the job's first access to its checkpoint root; return its generation."""
-        with self._naming_root():
+        with naming_root(self._graph.settings.checkpoint_root):
             return self._lease.acquire(job_id).generation
-
-    @contextlib.contextmanager
-    def _naming_root(self) -> Iterator[None]:
-        """Name the setting in an error of its store."""
-        try:
-            yield
-        except StorageError as error:
-            msg = f"checkpoint_root={self._graph.settings.checkpoint_root!r}: {error.message}"
-            raise type(error)(msg, hint=f"{error.hint}, or set another checkpoint_root") from error
 
     def seal(self, job_id: str, run_id: str, generation: int) -> None:
         """Append this leader's first entry; a run's first seal names its initial state."""
