@@ -46,6 +46,10 @@ def s3_endpoint() -> str:
     return os.environ.get("PENSTOCK_S3_ENDPOINT", "https://s3.amazonaws.com")
 
 
+def _no_client() -> UsageError:
+    return UsageError("s3:// needs the package minio, which is not installed", hint=extra_hint("s3"))
+
+
 def _new_client(endpoint: str, access: str, secret: str, region: str, retries: int, read_s: float) -> tuple[Any, Any]:
     """Return a client and its connection pool, which has no connections yet.
 
@@ -55,8 +59,7 @@ def _new_client(endpoint: str, access: str, secret: str, region: str, retries: i
         import urllib3
         from minio import Minio
     except ImportError as error:
-        msg = "s3:// needs the MinIO client"
-        raise UsageError(msg, hint=extra_hint("s3")) from error
+        raise _no_client() from error
     parts = urllib.parse.urlsplit(endpoint if "://" in endpoint else f"https://{endpoint}")
     pool = urllib3.PoolManager(
         maxsize=16,
@@ -224,9 +227,11 @@ class S3Store:
 
     @contextlib.contextmanager
     def _guard(self, verb: str, key: str) -> Iterator[None]:
-        from minio.error import MinioException, S3Error
-        from urllib3.exceptions import HTTPError
-
+        try:
+            from minio.error import MinioException, S3Error
+            from urllib3.exceptions import HTTPError
+        except ImportError as error:
+            raise _no_client() from error
         try:
             yield
         except S3Error as error:

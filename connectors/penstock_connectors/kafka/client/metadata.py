@@ -10,14 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import ConfigResource
-from confluent_kafka.admin._listoffsets import OffsetSpec
-from confluent_kafka.admin._resource import ResourceType
-
-from penstock.core.errors import ConnectorError, UnreachableError
+from penstock.core.errors import ConnectorError, UnreachableError, extra_hint
 from penstock_connectors.kafka.client.properties import LOOKUP_TIMEOUT_MS, PartitionId, for_admin
+
+try:
+    from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaError, KafkaException, TopicPartition
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin._config import ConfigResource
+    from confluent_kafka.admin._listoffsets import OffsetSpec
+    from confluent_kafka.admin._resource import ResourceType
+except ImportError as error:
+    msg = "Kafka needs the package confluent-kafka, which is not installed"
+    raise ConnectorError(msg, hint=extra_hint("kafka")) from error
 
 T = TypeVar("T")
 _SPEC: Any = OffsetSpec  # its methods carry no types
