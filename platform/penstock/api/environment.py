@@ -284,8 +284,8 @@ class Environment:
         return msgspec.structs.replace(graph, settings=_with_own_folders(graph))
 
     def explain(self, name: str = "job") -> str:
-        """Return the three graphs as text: as written, chained, and distributed to slots; sinks may be missing."""
-        stream_graph = self.stream_graph(name)
+        """Return the three graphs as text: as written, chained, and in slots; sinks and uids may be missing."""
+        stream_graph = self.builder.build(name, self.settings, require_uids=False)
         return explain(stream_graph, build_job_graph(stream_graph, complete=False))
 
     def _repr_html_(self) -> str:

@@ -8,6 +8,7 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import ParamValidationError
 
+from penstock.cli.start.new import new
 from penstock_airflow.command_options import BACKFILL, CHECK_BACKFILL, PREPARE, REPARTITION, arguments_of
 
 DAGS = Path(__file__).parents[3] / "dags"
@@ -18,6 +19,15 @@ def dags():
     bag = DagBag(dag_folder=str(DAGS))
     assert not bag.import_errors
     return bag.dags
+
+
+def test_the_dag_of_a_new_project_loads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    new("order-totals")
+    bag = DagBag(dag_folder=str(tmp_path / "order-totals" / "dag.py"))
+    assert not bag.import_errors
+    (dag,) = bag.dags.values()
+    assert (dag.dag_id, dag.task_ids) == ("order-totals", ["submit"])
 
 
 def test_all_there_and_documented(dags):

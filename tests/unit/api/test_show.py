@@ -69,3 +69,9 @@ def test_streams_and_environments_in_notebooks():
     assert "<td>n</td><td>int64</td>" in stream._repr_html_()
     assert "Source: collection" in env._repr_html_()
     assert "<b>" not in env._repr_html_()
+
+
+def test_a_notebook_shows_the_graph_of_an_operator_that_has_no_uid_yet():
+    env = ps.Environment()
+    env.from_collection([Number(n=1)], Number).key_by("n").aggregate(rows=ps.count())
+    assert "Aggregate" in env._repr_html_()
