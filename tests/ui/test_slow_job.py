@@ -62,6 +62,7 @@ def test_checkpoints_are_listed_as_they_are(visit, slow_job):
     page.get_by_role("link", name="Checkpoints").click()
     table = page.get_by_role("table", name="History of checkpoints")
     expect(table.get_by_role("row").filter(has_text="completed").nth(1)).to_be_visible()
+    expect(table.get_by_role("cell", name="aligned checkpoint", exact=True).first).to_be_visible()
     known = slow_job.client.checkpoints(slow_job.job_id)["latest"]["completed"]["id"]
     expect(table.get_by_role("rowheader", name=str(known), exact=True)).to_be_visible()
     expect(page.get_by_role("img", name=re.compile("Durations of the last"))).to_be_visible()
