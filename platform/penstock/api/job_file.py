@@ -102,7 +102,14 @@ def execute_file(job: Path) -> None:
         # libraries explain their errors in further paragraphs
         text = " ".join(str(error).partition("\n\n")[0].split())
         msg = f"{_place(error, job)}: {type(error).__name__}: {text}"
-        raise UsageError(msg, hint=misuse_hint(error) or ("" if msg.endswith(")") else _TRACEBACK)) from error
+        raise UsageError(msg, hint=_hint_of(error) or ("" if msg.endswith(")") else _TRACEBACK)) from error
+
+
+def _hint_of(error: Exception) -> str:
+    """Return a hint for an error of the job file's own code; empty if there is none."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"a package: install it in this Python, {sys.executable}; a module of yours: put it beside the job file"
+    return misuse_hint(error)
 
 
 def _forget_modules(folder: Path) -> None:

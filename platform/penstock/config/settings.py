@@ -337,7 +337,7 @@ def in_range(settings: JobSettings) -> JobSettings:
 def range_hint(fault: str) -> str:
     """Return a hint for the `fault` of settings."""
     if fault.startswith("checkpoint_interval_ms "):
-        return "give a time such as '5s', or None for no periodic checkpoints"
+        return "give a time such as '5s', or leave the setting out for no periodic checkpoints"
     return "change this setting"
 
 

@@ -476,7 +476,7 @@ MISTAKES = {
     "checkpoints every 0 s": (
         ENDLESS.replace("checkpoint_interval=None", "checkpoint_interval='0s'"),
         "checkpoint_interval_ms is 0, but has to be from 1",
-        "'5s', or None",
+        "'5s', or leave the setting out",
     ),
     "a root with one slash": (
         ENDLESS.replace("checkpoint_interval=None", "checkpoint_interval='1s', checkpoint_root='s3:/bucket/x'"),
@@ -514,6 +514,11 @@ MISTAKES = {
     "renamed: a text": ("ps.value_state(renamed='last')", "renamed='last' is not a dict of names", "renamed={"),
     "an argument of a state misspelt": ("ps.value_state(default=0)", "argument 'default'", "there are: ttl, renamed"),
     "an argument of a method misspelt": ('keyed.window(windows="1m")', "argument 'windows'", "did you mean 'window"),
+    "a package that is not installed": (
+        "import no_such_package",
+        "No module named 'no_such_package'",
+        r"install it in this Python, /\S+; a module of yours: put it beside the job file",
+    ),
     "an error of Python": ("1 / 0", "ZeroDivisionError: division by zero", "PENSTOCK_TRACEBACK=1"),
 }
 
