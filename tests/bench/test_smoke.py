@@ -50,3 +50,12 @@ def test_a_state_that_spark_rewrites_has_the_same_rows():
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, cwd=HERE.parents[1])
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["way"] for line in done.stdout.splitlines()][1::2] == ["repartition", "rekey"]
+
+
+@pytest.mark.nightly
+def test_a_job_with_state_runs_again_after_each_change():
+    ways = ["rescale", "upgrade-from-checkpoint", "rekey-prepared"]
+    command = [sys.executable, "-m", "tests.bench.rewrite_downtime", "--keys", "20000", "--only", *ways]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, cwd=HERE.parents[1])
+    assert done.returncode == 0, done.stderr
+    assert [line["way"] for line in map(json.loads, done.stdout.splitlines()) if "gap_s" in line] == ways

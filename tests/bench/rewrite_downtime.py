@@ -1,0 +1,208 @@
+"""How long output stands still when a job with much state is changed: `python -m tests.bench.rewrite_downtime`.
+
+A running aggregate of generated orders begins with a table of --keys users, on a local cluster. It writes down when its
+rows come out. Measured is the longest time without one, around each way of changing the job.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from tests.cluster.stage import _Capture
+from tests.support.waiting import wait_until
+
+import penstock as ps
+from penstock.api.environment import use_executor
+from penstock.cli.start.run import execute_file
+from penstock.client.executors import ClusterExecutor, SubmitOptions
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.rewrite.repartition import state_bytes
+
+CLI = [sys.executable, "-m", "penstock.cli.main"]
+LIMIT_S = 1_800
+#: Rows of the first second after a start do not count as output that keeps up.
+AFTER_S = 2.0
+JOB = """
+import time
+
+import polars as pl
+import pyarrow as pa
+import penstock as ps
+from penstock_connectors.datagen import DatagenSource
+
+
+class Total(ps.Schema):
+    n: int
+    total: int
+
+
+def seen(rows: pa.RecordBatch) -> pa.RecordBatch:
+    with open({seen!r}, "a") as file:
+        file.write(f"{{time.time()}}\\n")
+    return rows
+
+
+env = ps.Environment(
+    parallelism={parallelism}, checkpoint_interval="2s", checkpoint_root={root!r}, key_groups={groups},
+    managed_memory="2GB",
+)
+orders = env.from_source(DatagenSource(users={users}, rows_per_second=5000), uid="orders")
+totals = {keyed}.aggregate(n=ps.count(), total=ps.sum("amount")).uid("totals")
+shown = totals.select("n", "total").map_batches(seen, returns=Total).filter(pl.col("n") < 0)
+shown.print("none")
+env.execute({name!r})
+"""
+BY_NUMBER = 'orders.key_by("user_id")'
+BY_TEXT = 'orders.with_columns(user=pl.col("user_id").cast(pl.String)).key_by("user")'
+REKEY = ["--uid", "totals", "--key", "user=CAST(user_id AS VARCHAR)"]
+
+
+class Scene:
+    """A cluster, and the state that every job begins with."""
+
+    def __init__(self, top, options):
+        self.top, self.keys = Path(top), options.keys
+        self.spark = ["--engine", "spark", "--master", f"local[{options.cores}]"] if options.spark else []
+        self.cluster = LocalCluster(
+            LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=3, directory=self.top / "cluster")
+        )
+        self.cluster.start()
+        users = np.arange(self.keys)
+        amounts = np.random.default_rng(1).integers(0, 1 << 40, self.keys)
+        rows = pl.DataFrame({"user_id": users, "__rows": users % 50 + 1, "sum_amount": amounts})
+        self.began = ps.snapshots.write(str(self.top / "begin"), {("totals", "running"): rows}, job=self.graph("begin"))
+
+    def graph(self, name, **changes):
+        values = {
+            "name": name, "root": str(self.top / "root"), "users": self.keys, "parallelism": 2, "groups": 1024,
+            "keyed": BY_NUMBER, "seen": str(self.top / f"{name}.seen"),
+        }  # fmt: skip
+        path = self.top / "job.py"
+        path.write_text(JOB.format(**{**values, **changes}))
+        found = _Capture()
+        with use_executor(found):
+            execute_file(path)
+        return found.graphs[-1]
+
+    def submit(self, graph, uri, *, claim=True):
+        options = SubmitOptions(from_uri=uri, claim=claim)
+        return ClusterExecutor(url=self.cluster.rest_url, options=options).submit(graph)
+
+    def state(self, *words):
+        """Run `penstock state`, and return its result."""
+        command = [*CLI, "state", *map(str, words), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def marks(self, name):
+        path = self.top / f"{name}.seen"
+        return sorted(map(float, path.read_text().split())) if path.exists() else []
+
+    def wait_for_output(self, name, since):
+        wait_until(lambda: any(at > since + AFTER_S for at in self.marks(name)), "output", seconds=LIMIT_S, step=0.2)
+
+
+def told(**line):
+    """Print one line of JSON."""
+    print(json.dumps(line), flush=True)
+
+
+def in_place(scene, job):
+    """Use `penstock rescale`."""
+    job.rescale(3)
+    return job
+
+
+def upgraded(*, from_checkpoint):
+    """Use `penstock upgrade`, to another number of key groups."""
+
+    def way(scene, job):
+        new = scene.graph(job.name, groups=4096)
+        job.upgrade(new, from_checkpoint=from_checkpoint, checkpoints=0, rollback=False)
+        return job
+
+    return way
+
+
+def rewritten(command, changes, *, prepared):
+    """Cancel the job, rewrite its state, and start it from the savepoint; all of it, or what is left to do."""
+
+    def way(scene, job):
+        folder, name = scene.top / "root" / job.name, job.name
+        target, files = scene.top / f"{name}-sp", scene.top / f"{name}-files"
+        own = REKEY if command == "rekey" else []
+        more = scene.spark
+        for engine in (scene.spark, []) if prepared else ():  # the second time adds what is new since the first
+            began = time.monotonic()
+            done = scene.state("prepare", folder, files, *own, *engine)
+            told(way=name, prepared=done, seconds=round(time.monotonic() - began, 1))
+            more = ["--prepared", files]
+        new = scene.graph(name, **changes)
+        began = time.monotonic()
+        job.cancel()
+        job.wait()
+        ended = time.monotonic()
+        scene.state(command, folder, target, *(own or ["--key-groups", changes["groups"]]), *more)
+        told(way=name, cancel_s=round(ended - began, 1), rewrite_s=round(time.monotonic() - ended, 1))
+        return scene.submit(new, str(target))
+
+    return way
+
+
+WAYS = {
+    "rescale": in_place,
+    "upgrade-from-checkpoint": upgraded(from_checkpoint=True),
+    "upgrade-with-savepoint": upgraded(from_checkpoint=False),
+    "repartition": rewritten("repartition", {"groups": 4096}, prepared=False),
+    "repartition-prepared": rewritten("repartition", {"groups": 4096}, prepared=True),
+    "rekey": rewritten("rekey", {"keyed": BY_TEXT}, prepared=False),
+    "rekey-prepared": rewritten("rekey", {"keyed": BY_TEXT}, prepared=True),
+}
+
+
+def measure(scene, name):
+    """Start a job, change it, and print the longest time without output."""
+    job = scene.submit(scene.graph(name), scene.began, claim=False)
+    completed = lambda: job.client.summary(job.job_id).get("checkpoints-completed", 0)
+    wait_until(lambda: completed() >= 3, "three checkpoints", seconds=LIMIT_S, step=0.2)
+    began = time.time()
+    job = WAYS[name](scene, job)
+    scene.wait_for_output(name, time.time())
+    marks = [at for at in scene.marks(name) if at > began - 1.0]
+    gap = max(later - earlier for earlier, later in itertools.pairwise(marks))
+    told(way=name, gap_s=round(gap, 1), load=round(os.getloadavg()[0], 1))
+    job.cancel()
+    job.wait()
+
+
+def main():
+    """Print the state's size, and lines of JSON for each way."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--keys", type=int, default=21_000_000)
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--spark", action="store_true", help="rewrite whole states on Spark")
+    parser.add_argument("--only", nargs="*", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as top:
+        scene = Scene(top, options)
+        try:
+            told(state_mb=state_bytes(open_snapshot(scene.began)) >> 20, spark=options.spark)
+            for name in options.only:
+                measure(scene, name)
+        finally:
+            scene.cluster.close()
+
+
+if __name__ == "__main__":
+    main()
