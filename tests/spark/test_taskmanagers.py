@@ -12,6 +12,7 @@ import pytest
 from tests.cluster import proc_tree
 from tests.cluster.ports import listening
 from tests.spark.executors import executors, is_taskmanager
+from tests.spark.standalone import HOME, Standalone
 from tests.support.waiting import wait_until
 
 from penstock.client.rest_client import RestClient
@@ -254,6 +255,28 @@ def test_an_endless_job_leaves_a_decommissioned_executor_and_outlives_its_driver
     whole = pl.col("window_start") < found["window_start"].max()
     assert found.filter(whole).height > 100
     assert found.filter(whole).equals(expected.filter(whole))
+
+
+@pytest.mark.nightly
+def test_a_driver_that_spark_submit_starts_runs_its_job_on_a_standalone_cluster(console, tmp_path):
+    """The JVM is not penstock's: in the cluster mode of YARN and Kubernetes it is the application's own."""
+    console("run", console.job("expected", parallelism=2, rate=100_000))
+    driver, job = tmp_path / "driver.py", console.job("submitted", parallelism=2, rate=100_000)
+    driver.write_text("from penstock.cli.main import app; app()")
+    environment = {**console.environment, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    with Standalone(tmp_path, workers=1, cores=2, memory="2g") as spark:
+        master = ("--master", spark.url)
+        command = [
+            f"{HOME}/bin/spark-submit", *master, "--conf", "spark.driver.memory=512m", str(driver),
+            "run", str(job), "--engine", "spark", *master, "--spark-conf", "spark.executor.memory=1g",
+        ]  # fmt: skip
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=START_S, check=False
+        )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert "submitted" in done.stdout
+    assert "FINISHED" in done.stdout
+    assert console.rows("submitted").equals(console.rows("expected"))
 
 
 class Driver:
