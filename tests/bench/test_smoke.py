@@ -44,6 +44,13 @@ def test_the_bare_loop_is_right():
     assert json.loads(line.removeprefix("BENCH "))["checksum"] == reference.windows(1_700_000, 10_000, 10_000)
 
 
+def test_row_states_on_disk_count_each_order_once():
+    command = [sys.executable, "-m", "tests.bench.row_state", "--profile", "1", "--rows", "6000", "--users", "2000"]
+    done = subprocess.run([*command, "--memory", "1"], capture_output=True, text=True, check=False, cwd=HERE.parents[1])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["orders"] == 3000
+
+
 @pytest.mark.nightly
 def test_a_state_that_spark_rewrites_has_the_same_rows():
     command = [sys.executable, "-m", "tests.bench.rewrite_state", "--rows", "60000"]
