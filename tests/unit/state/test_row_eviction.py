@@ -23,7 +23,7 @@ from penstock.state.keys.key_index import KeyIndex
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.memory.lru_eviction import EvictionPolicy
-from penstock.state.spill.cold_records import ColdRecords, ColdTimers, RowPacker, SpillStore
+from penstock.state.spill.cold_records import ColdTimers, KeyRows, RowPacker, SpillStore
 from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 
@@ -92,43 +92,104 @@ def numbered(keys):
     return index.view(), slots
 
 
-def home_of(store, tmp_path):
-    return SpillStore(lambda: store)
+def stored(*states):
+    """A store of keys with these states, over a dict."""
+    held = PlainStore()
+    store = SpillStore(lambda: held)
+    for types in states:
+        store.add(types)
+    return store, held
 
 
-def test_what_is_taken_is_there_no_more(tmp_path):
-    store = PlainStore()
-    home = home_of(store, tmp_path)
-    first, second = ColdRecords(home, [pa.int64()]), ColdRecords(home, [pa.int64()])
-    view, slots = numbered([5, 7, 9])
-    counts = np.array([1, 2], np.int64)
+def rows_of(counts, *columns):
+    return KeyRows(np.array(counts, np.int64), [pa.array(column) for column in columns])
+
+
+NONE = np.empty(0, np.int64)
+
+
+def listed(rows):
+    return rows.counts.tolist(), [column.to_pylist() for column in rows.columns]
+
+
+@pytest.mark.parametrize("states", [1, 2])
+def test_rows_of_keys_are_loaded_from_their_records(states):
+    store, held = stored([pa.int64()], *[[pa.string(), pa.int64()]] * (states - 1))
+    view, slots = numbered([5, 7, 9, 11])
     order = slots[np.argsort(view.hashes[slots])]
-    first.put(view, order[:2], counts, [pa.array([1, 2, 3])])
-    assert second.take(view, slots) is None
-    taken = first.take(view, slots)
-    assert (taken.slots.tolist(), taken.counts.tolist()) == (order[:2].tolist(), [1, 2])
-    assert taken.columns[0].to_pylist() == [1, 2, 3]
-    assert first.take(view, slots) is None
-    assert store.held == {}
+    rows = [rows_of([1, 2, 0, 0], [1, 2, 3]), rows_of([0, 1, 1, 0], ["a", None], [5, 6])][:states]
+    store.put(view, order, rows)
+    assert len(held.held) == 1 + states, "a key without rows has no record"
+    found = [store.look_up(view, order[1:2], state) for state in range(states)]
+    assert listed(found[0]) == ([2], [[2, 3]])
+    assert states == 1 or listed(found[1]) == ([1], [["a"], [5]])
+    assert store.look_up(view, order[3:], 0) is None
+    taken = store.load(view, slots)
+    assert taken.slots.tolist() == order[: 1 + states].tolist()
+    assert listed(taken.rows[0]) == ([1, 2, 0][: 1 + states], [[1, 2, 3]])
+    assert states == 1 or listed(taken.rows[1]) == ([0, 1, 1], [["a", None], [5, 6]])
+    store.delete(view, slots)
+    assert store.load(view, slots) is None
+    assert held.held == {}
 
 
-def test_a_sweep_forgets_keys_whose_rows_have_all_expired(tmp_path):
-    store = PlainStore()
-    records = ColdRecords(home_of(store, tmp_path), [pa.int64(), pa.int64()])
+def test_a_state_that_no_key_has_is_empty_and_unknown_to_a_query():
+    store, _ = stored([pa.int64()], [pa.int64()])
+    view, slots = numbered([5])
+    store.put(view, slots, [rows_of([0]), rows_of([1], [8])])
+    assert store.look_up(view, slots, 0) is None
+    assert listed(store.look_up(view, slots, 1)) == ([1], [[8]])
+    assert [listed(rows) for rows in store.load(view, slots).rows] == [([0], []), ([1], [[8]])]
+
+
+def test_a_state_that_is_added_later_is_empty_in_records_written_before():
+    store, _ = stored([pa.int64()])
+    view, slots = numbered([5, 7])
+    order = slots[np.argsort(view.hashes[slots])]
+    store.put(view, order[:1], [rows_of([1], [8])])
+    store.add([pa.string()])
+    store.put(view, order[1:], [rows_of([1], [9]), rows_of([1], ["a"])])
+    assert [listed(rows) for rows in store.load(view, slots).rows] == [([1, 1], [[8, 9]]), ([0, 1], [["a"]])]
+
+
+def test_a_sweep_removes_rows_of_a_key_that_have_all_expired():
+    store, held = stored([pa.int64(), pa.int64()])
     view, slots = numbered(range(5))
     times = [10, 20, 30, 40, 50, 5, 60]
-    records.put(view, slots, np.array([1, 1, 1, 2, 2], np.int64), [pa.array(range(7)), pa.array(times)])
+    store.put(view, slots, [rows_of([1, 1, 1, 2, 2], range(7), times)])
     for _ in range(3):
-        records.sweep(2, 20)
-    assert records.count == len(store.held) == 3
-    records.sweep(1, 20)  # behind the last one
+        store.sweep(2, [20], NONE)
+    assert len(held.held) == 3
+    store.sweep(1, [20], NONE)  # after the last one
     for _ in range(3):
-        records.sweep(2, 1000)
-    assert store.held == {}
+        store.sweep(2, [1000], NONE)
+    assert held.held == {}
 
 
-def test_due_timers_are_taken_in_order_and_a_time_is_not_taken_apart(tmp_path):
-    timers = ColdTimers(home_of(PlainStore(), tmp_path))
+def test_a_sweep_leaves_records_of_keys_in_memory():
+    store, _ = stored([pa.int64()])
+    view, slots = numbered(range(3))
+    store.put(view, slots, [rows_of([1, 1, 1], [10, 10, 10])])
+    assert [len(names) for names in store.sweep(10, [20], view.hashes[1:2])] == [2]
+    assert store.load(view, slots).slots.tolist() == [1]
+
+
+def test_a_sweep_leaves_the_rows_of_other_states_in_the_record():
+    store, held = stored([pa.int64()], [pa.int64()], [pa.string()])
+    view, slots = numbered(range(4))
+    order = slots[np.argsort(view.hashes[slots])]
+    rows = [rows_of([1, 1, 1, 0], [10, 20, 30]), rows_of([1, 0, 2, 1], [15, 5, 8, 9]), rows_of([0, 0, 1, 0], ["x"])]
+    store.put(view, order, rows)
+    gone = store.sweep(10, [20, 9, None], NONE)
+    assert [len(names) for names in gone] == [2, 2, 0]
+    assert len(held.held) == 2, "of two keys nothing is left"
+    taken = store.load(view, slots)
+    assert taken.slots.tolist() == order[[0, 2]].tolist()
+    assert [listed(rows) for rows in taken.rows] == [([0, 1], [[30]]), ([1, 0], [[15]]), ([0, 1], [["x"]])]
+
+
+def test_due_timers_are_taken_in_order_and_a_time_is_not_taken_apart():
+    timers = ColdTimers(stored()[0])
     view, slots = numbered(range(6))
     times = np.array([30, -10, 30, 20, 1 << 40, 30], np.int64)
     timers.put(view, slots, times)
@@ -341,6 +402,47 @@ def test_timers_of_keys_that_left_are_found_in_order_among_those_in_memory(tmp_p
     assert times(9, 1) == [20_000_000]
     with pytest.raises(UsageError, match=r"do not include enough of this key.*savepoint"):
         times(9)
+    store.close()
+
+
+def slots_of(rows, keys):
+    batch = pa.record_batch({"k": keys})
+    return rows.upsert(key_columns(batch, ("k",)), hash_columns(batch, ("k",))).copy()
+
+
+def test_keys_that_were_only_read_are_not_stored_again(tmp_path, monkeypatch):
+    store, rows, table = World(tmp_path, 100_000).open()
+    keys, written = pa.array(range(3000), pa.int64()), []
+    add(rows, table, keys, 5)
+    disk = rows.cold.store
+    put, delete = disk.put, disk.delete
+    monkeypatch.setattr(disk, "put", lambda names, values: written.extend(names) or put(names, values))
+    monkeypatch.setattr(disk, "delete", lambda names: written.extend(names) or delete(names))
+    assert values(table, slots_of(rows, keys)) == [5] * 3000
+    rows.settle()
+    assert rows.index.count == 0
+    assert written == []
+    slots = slots_of(rows, keys)
+    table.write(slots[:10], [pa.array([6] * 10), pa.array(["x"] * 10)])
+    table.clear(slots[10:15])
+    rows.settle()
+    assert rows.index.count == 0
+    assert len(set(written)) == 15
+    assert values(table, slots_of(rows, keys)) == [*[6] * 10, *[None] * 5, *[5] * 2985]
+    store.close()
+
+
+def test_changes_of_keys_that_leave_are_few_segments(tmp_path):
+    world = World(tmp_path, 100_000)
+    store, rows, table = world.open()
+    for number in range(10):
+        add(rows, table, pa.array(range(number, 500 + number), pa.int64()), 1)
+        assert rows.index.count == 0  # none of them stays
+    saved = world.save(store)
+    assert [segment.rows for segment in saved[0].segments] == [502, 502, 502, 500], "one for three batches"
+    store.close()
+    store, rows, table = world.open(saved, state_backend="hashmap")
+    assert values(table, slots_of(rows, pa.array([0, 20, 508]))) == [1, 10, 1]
     store.close()
 
 

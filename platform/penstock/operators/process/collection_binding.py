@@ -54,6 +54,8 @@ class ObjectCodec:
         """Make a codec; parameters as in `ValueCodec`."""
         self._codec = ValueCodec(schema, row_type, where)
         self.decode = self._codec.decode
+        #: Columns of values that were decoded from columns, or are equal to such.
+        self.columns = self._codec.encode
         self._plain = {_PLAIN.get(schema.field(0).type)} if row_type is None else set()
         if row_type is None and schema.field(0).nullable:
             self._plain.add(type(None))
@@ -108,7 +110,7 @@ class MapCodec:
 
     def encode_keys(self, keys: Sequence[Any]) -> list[pa.Array]:
         """Return the entry columns of map keys or indices."""
-        return [pa.array(keys, pa.int64())] if self.keys is None else self.keys.encode(keys)[0]
+        return [pa.array(keys, pa.int64())] if self.keys is None else self.keys.columns(keys)
 
     def decode_values(self, columns: list[list[Any]]) -> list[Any]:
         """Return values."""
@@ -116,7 +118,7 @@ class MapCodec:
 
     def encode_values(self, values: Sequence[Any]) -> list[pa.Array]:
         """Return the value columns of values."""
-        return self.values.encode(values)[0]
+        return self.values.columns(values)
 
     def text_bytes(self, columns: Sequence[pa.Array]) -> int:
         """Return the bytes of the strings of entry and value columns."""

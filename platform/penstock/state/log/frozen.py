@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
+from penstock.state.log.segment_columns import NAMESPACE
 from penstock.state.log.segment_file import SegmentFile
-from penstock.state.log.segments import EncodedSegment, SegmentWriter, mapped, segment_of
+from penstock.state.log.segments import EncodedSegment, SegmentWriter, mapped, newest_rows, segment_of
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
@@ -56,6 +59,23 @@ class BatchedContent(Protocol):
 
     def within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
         """Yield the rows copied so far in some hash ranges; the owner's thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredRows:
+    """Changes of keys that left memory between two freezes, in order, as rows of a segment."""
+
+    spec: StateSpec
+    parts: tuple[pa.Table, ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes of the rows."""
+        return sum(part.nbytes for part in self.parts)
+
+    def whole(self) -> Iterator[pa.Table]:
+        """Yield the effective rows, sorted by hash; any thread."""
+        yield newest_rows(pa.concat_tables(self.parts), self.spec.segment_schema, keep_deleted=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,14 +313,17 @@ class PendingSegments:
         self._source = source
         self._room = room
         self._segments: list[FrozenSegment] = []
+        #: Rows of keys that left memory since the last freeze: older than those in memory, and not in the log yet.
+        self._gathered: list[pa.Table] = []
 
     def add(
         self, rows: FrozenContent | None, *, position: int | None = None, spilled: bool = False
     ) -> FrozenSegment | None:
         """Append rows, if any, to the log as a segment, at a reserved position or the next one.
 
-        With `spilled` they are encoded to the local disk now.
+        With `spilled` they are encoded to the local disk now. Gathered rows come before them, in a segment.
         """
+        self.flush()
         if rows is None:
             return None
         source, log = self._source, self._source.log
@@ -319,8 +342,41 @@ class PendingSegments:
         folder.mkdir(parents=True, exist_ok=True)
         segment.spill(folder / f"{self._source.state}-{segment.position}.parquet")
 
+    def gather(self, rows: FrozenContent | None, most_bytes: int) -> None:
+        """Hold changes of keys that leave memory; a later call of `add` or `flush` makes one segment of all.
+
+        Above `most_bytes` they are encoded to the local disk now.
+        """
+        if rows is not None:
+            self._hold([*self._gathered, *rows.whole()])
+            if self.gathered_bytes > most_bytes:
+                self.flush(spilled=True)
+
+    def hide(self, up_to: int) -> None:
+        """Hide all earlier rows of namespaces up to `up_to`, by a tombstone."""
+        log = self._source.log
+        self._hold([part.filter(pc.field(NAMESPACE) > up_to) for part in self._gathered])
+        log.add_tombstone(log.hash_range, MIN_TIMESTAMP, up_to)
+
+    def _hold(self, parts: list[pa.Table]) -> None:
+        self._gathered = [part for part in parts if part.num_rows]
+        self._source.log.gathering = bool(self._gathered)
+
+    def flush(self, *, spilled: bool = False) -> None:
+        """Append the gathered rows to the log as a segment; with `spilled` they are encoded to the local disk now."""
+        gathered = tuple(self._gathered)
+        self._hold([])
+        if gathered:
+            self.add(GatheredRows(self._source.spec, gathered), spilled=spilled)
+
+    @property
+    def gathered_bytes(self) -> int:
+        """The bytes of the gathered rows."""
+        return sum(part.nbytes for part in self._gathered)
+
     def frozen(self) -> FrozenTable:
         """Return the log at this moment, with the segments that are not durable."""
+        self.flush()
         return FrozenTable(self._source, self._source.log.view(), tuple(self._undurable()))
 
     @property
@@ -331,7 +387,7 @@ class PendingSegments:
     @property
     def memory_bytes(self) -> int:
         """The bytes held in memory."""
-        return sum(segment.memory_bytes for segment in self._undurable())
+        return self.gathered_bytes + sum(segment.memory_bytes for segment in self._undurable())
 
     def within(self, position: int, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
         """Yield the rows frozen at a position in some hash ranges, until they are durable.
@@ -357,8 +413,8 @@ class PendingSegments:
                 yield segment.position, about.namespace_min, about.namespace_max, about.rows
 
     def clear(self) -> None:
-        """Forget all segments."""
-        self._segments = []
+        """Forget all segments and gathered rows."""
+        self._segments, self._gathered = [], []
 
     def _undurable(self) -> list[FrozenSegment]:
         self._segments = [segment for segment in self._segments if not segment.durable]

@@ -62,6 +62,8 @@ class SegmentLog:
     entries: list[Entry] = field(default_factory=list)
     tombstones: tuple[Tombstone, ...] = ()
     limits: StateLimits = PRODUCTION
+    #: Whether rows wait that are not a segment of the log yet.
+    gathering: bool = False
     _last: int = 0
     #: Positions up to this one are in a completed checkpoint (or were restored from one).
     _committed: int = 0

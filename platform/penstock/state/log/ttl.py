@@ -141,9 +141,9 @@ class EntryStamps:
             stamps = dict(sorted(stamps.items(), key=lambda entry: entry[1]))
         self._held[slot] = stamps
 
-    def take(self, slot: int) -> Any:
-        """Return and remove the times of an evicted slot."""
-        return self._held.pop(slot)
+    def times(self, slot: int) -> Any:
+        """Return the times of a slot: a list, or a dict by map key or index."""
+        return self._held[slot]
 
     def loaded(self) -> None:
         """Finish a restore: sort all times."""

@@ -75,6 +75,8 @@ class StateLimits:
     evicted_keys: int = 16_384
     #: Keys that a session table writes to the cold store at a time.
     evicted_sessions: int = 4096
+    #: Bytes of changes of evicted keys that are held in memory until the next checkpoint, of each state.
+    gathered_bytes: int = 8 << 20
     #: Cold timers that a search for due timers looks at.
     searched_timers: int = 131_072
     #: Bytes of a cold file per written record above which each record is written at its own position.
@@ -172,6 +174,7 @@ _TINY: Final = StateLimits(
     piece_rows=4,
     evicted_keys=2,
     evicted_sessions=2,
+    gathered_bytes=300,
     searched_timers=3,
     sparse_bytes=400,
     stretch_bytes=4096,

@@ -69,6 +69,8 @@ class LruClock:
 _INCOMING = 8
 #: A batch has a row per this many bytes of managed memory.
 _BYTES_PER_ROW = 1024
+#: Changes of evicted keys take at most one part in this many of an even share for each state, or so many bytes.
+_GATHERED_PART, _LEAST_GATHERED = 32, 64 << 10
 
 
 @dataclass(slots=True)
@@ -94,6 +96,12 @@ class EvictionPolicy:
         """The most rows to add or evict at a time in bounded memory."""
         return max(self.limits.piece_rows, self.budget.limit_bytes // _BYTES_PER_ROW)
 
+    @property
+    def gathered_bytes(self) -> int:
+        """The most bytes of changes of evicted keys that a state holds in memory."""
+        share = self.budget.share_of(self.holder)
+        return min(self.limits.gathered_bytes, max(_LEAST_GATHERED, share // _GATHERED_PART))
+
     def touch(self, slots: I32, count: int) -> None:
         """Mark `slots` as used now; the table has `count` slots."""
         self._lru.touch(slots, count)
@@ -103,9 +111,14 @@ class EvictionPolicy:
         share = self.budget.share_of(self.holder)
         return keys > self.limits.hot_keys or hot_bytes * self.hot_part > share
 
-    def kept_mask(self, count: int) -> np.ndarray:
-        """Return a mask of the slots that stay in memory: the most recently used ones of `count`."""
-        return self._lru.most_recent_mask(count, self.limits.kept_keys_part)
+    def kept_mask(self, count: int, hot_bytes: int = 0) -> np.ndarray:
+        """Return a mask of the slots that stay in memory: the most recently used ones of `count`.
+
+        If `hot_bytes` exceed the limit several times, fewer stay, so that one eviction is enough.
+        """
+        share = max(1, self.budget.share_of(self.holder))
+        part = self.limits.kept_keys_part
+        return self._lru.most_recent_mask(count, max(part, part * hot_bytes * self.hot_part // share))
 
     def record_evicted(self, keys: int, freed_bytes: int) -> None:
         """Record that `keys` keys were evicted, which freed `freed_bytes`."""

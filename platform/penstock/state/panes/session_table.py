@@ -23,8 +23,8 @@ from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.cells.value_heap import ValueHeap, take_values
 from penstock.state.keys.key_index import KeyIndex, columns_of
 from penstock.state.panes.pane_table import PaneTable
-from penstock.state.remote.remote_keys import RemoteRecords
-from penstock.state.spill.cold_records import ColdRecords, ColdTimers, DueTimers, slot_batches
+from penstock.state.remote.remote_keys import RemoteRows
+from penstock.state.spill.cold_records import ColdTimers, DueTimers, KeyRows, slot_batches
 from penstock.state.tables.key_space import find_key
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource, FrozenTable
     from penstock.state.memory.budget import MemoryBudget
     from penstock.state.remote.remote_keys import RemoteKeys
-    from penstock.state.spill.cold_records import LoadedRows, SpillStore
+    from penstock.state.spill.cold_records import SpillStore
     from penstock.state.tables.timer_table import TimerTable
 
 #: Columns of a record before those of a cell: its due time, the time up to which it had fired, its pane.
@@ -74,7 +74,8 @@ class ColdSessions:
         """Start without cold keys; unless `timed`, the table has timers for the keys that are due."""
         self._spec = spec
         kinds = [spec.value_words.get(word, pa.int64()) for word in range(spec.width)]
-        self.records = ColdRecords(spill_store, [pa.int64()] * _HEAD + kinds)
+        self._store = spill_store
+        self._number = spill_store.add([pa.int64()] * _HEAD + kinds)
         self._due = ColdTimers(spill_store) if timed else None
         #: Keys that are evicted at a time: bytes take several times the memory of cells.
         self._piece = spill_store.limits.evicted_sessions
@@ -94,7 +95,8 @@ class ColdSessions:
             cells = rows.cells[at]
             cells[:, 0] &= ~1
             head = [np.repeat(least, counts), fired_to[at], rows.panes[at]]
-            self.records.put(keys, slots[heads], counts, [*map(pa.array, head), *self._of_cells(cells)])
+            columns = [*map(pa.array, head), *self._of_cells(cells)]
+            self._store.put(keys, slots[heads], [KeyRows(counts, columns)])
             if self._due is not None:
                 self._due.put(keys, slots[heads], least)
 
@@ -103,18 +105,24 @@ class ColdSessions:
 
         Values that cells refer to are put into `heap`.
         """
-        taken = self.records.take(keys, slots)
+        taken = self._store.load(keys, slots)
         if taken is None:
             return None
+        self._store.delete(keys, taken.slots)
+        (rows,) = taken.rows
         if self._due is not None:
-            firsts = np.cumsum(taken.counts) - taken.counts
-            self._due.forget(keys, taken.slots, taken.columns[0].to_numpy()[firsts])
-        return self._rows(taken, heap), taken.columns[1].to_numpy()
+            firsts = np.cumsum(rows.counts) - rows.counts
+            self._due.forget(keys, taken.slots, rows.columns[0].to_numpy()[firsts])
+        return self._cells_of(taken.slots, rows, heap), rows.columns[1].to_numpy()
+
+    def forget(self, keys: KeyView, slots: I32) -> None:
+        """Remove the records of keys, if they were fetched again while the keys were in memory."""
+        self._store.delete(keys, slots)
 
     def look_up(self, keys: KeyView, slots: I32, heap: ValueHeap) -> PaneCells | None:
-        """Return the cells of these keys without removing them; `heap` as in `take`."""
-        taken = self.records.look_up(keys, slots)
-        return None if taken is None else self._rows(taken, heap)
+        """Return the cells of these keys; `heap` as in `take`."""
+        rows = self._store.look_up(keys, slots, self._number)
+        return None if rows is None else self._cells_of(slots, rows, heap)
 
     def take_due(self, closed_to: int, keys: int) -> DueTimers | None:
         """Return about `keys` due keys, the earliest first; None if none is due, or the table has the timers."""
@@ -135,13 +143,13 @@ class ColdSessions:
             for k, words in enumerate(cells.T)
         ]
 
-    def _rows(self, taken: LoadedRows, heap: ValueHeap) -> PaneCells:
-        slots = np.repeat(taken.slots, taken.counts)
+    def _cells_of(self, slots: I32, rows: KeyRows, heap: ValueHeap) -> PaneCells:
         words = [
             heap.put(column) if k in self._spec.value_words else column.to_numpy()
-            for k, column in enumerate(taken.columns[_HEAD:])
+            for k, column in enumerate(rows.columns[_HEAD:])
         ]
-        return PaneCells(slots, taken.columns[2].to_numpy(), np.ascontiguousarray(np.stack(words, axis=1)))
+        owners, panes = np.repeat(slots, rows.counts), rows.columns[2].to_numpy()
+        return PaneCells(owners, panes, np.ascontiguousarray(np.stack(words, axis=1)))
 
 
 #: Most due keys that are loaded together.
@@ -176,7 +184,7 @@ class SessionTable(PaneTable):
             self._cold_sessions = ColdSessions(self.cold, self.spec, timed=self.remote is None)
         if self.remote is not None and self._cold_sessions is not None:
             log, cold, keys = self.remote.log_of(source), self._cold_sessions, self.spec.key_schema
-            self.remote.enter(RemoteRecords(log, keys, self._pending.within, cold.records, cold.columns))
+            self.remote.enter(RemoteRows(log, self._pending, cold.columns), keys)
         #: With timers, the earliest known one of each slot; without one, the end of time.
         self._due_at: I64 = np.empty(0, np.int64)
         #: With lateness, the time up to which the loaded sessions of each slot have fired; the end of time if all up to
@@ -364,7 +372,7 @@ class SessionTable(PaneTable):
         if self._cold_sessions is not None:
             self._policy.touch(slots, count)
             if count > known and self.remote is not None:
-                self.remote.ensure(self._hot.index.hashes[known:], self._hot.index, known)
+                self.remote.ensure(self._hot.index.hashes[known:])
             if count > known:
                 self._load_keys(self._cold_sessions, np.arange(known, count, dtype=np.int32))
         return slots
@@ -411,6 +419,12 @@ class SessionTable(PaneTable):
 
     def settle_load(self) -> None:
         """Do nothing: timers are not loaded in a restore, but when they are due."""
+
+    def note_changed(self, slots: I32) -> None:
+        """Do nothing: timers are not in the records of their keys."""
+
+    def sweep_cold(self, limit: int) -> None:
+        """Do nothing: sessions have no time-to-live."""
 
     # --- keys in the object store -----------------------------------------------------------------------------------
 
@@ -486,7 +500,7 @@ class SessionTable(PaneTable):
         cold.put(view, rows, due, self._fired_until(rows.slots))
         if self._timers is not None:
             self._register(self._timers, rows.slots, due)
-            self._timers.save_changes()
+            self._timers.save_changes(self._policy.gathered_bytes)
             leaving = np.flatnonzero(~keep).astype(np.int32)
             self._timers.evict_keys(view, leaving[np.argsort(view.hashes[leaving])])
         self._rebuild(keep)
@@ -498,6 +512,10 @@ class SessionTable(PaneTable):
 
     def _rebuild(self, keep: np.ndarray) -> None:
         kept = np.flatnonzero(keep).astype(np.int32)
+        if self._cold_sessions is not None and self.remote is not None:
+            rows, without = self._hot.memory.present(), ~keep
+            without[rows.slots[rows.cells[:, 0] > 1]] = False
+            self._cold_sessions.forget(self._hot.index.view(), np.flatnonzero(without).astype(np.int32))
         if self.rule.lateness and self._cold_sessions is not None:
             self._fired_to = self._fitted(self._fired_to)[kept]
         if self._timers is not None:

@@ -9,6 +9,7 @@ rows are read, stored and dropped. Called by `state.remote.remote_panes`, `state
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -17,7 +18,9 @@ from penstock.core.keygroup import HashRange
 from penstock.state.keys.hash_ranges import even_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import pyarrow as pa
 
     from penstock.kernels.compiler.compile import I64
     from penstock.state.memory.limits import StateLimits
@@ -158,16 +161,16 @@ class RemoteTable(Protocol[_Rows]):
     def local_bytes(self) -> I64:
         """The approximate bytes of each region on the local disk."""
 
-    def read(self, ranges: Sequence[HashRange]) -> _Rows:
-        """Return the current rows of the logs in some hash ranges.
+    def current(self, ranges: Sequence[HashRange]) -> Sequence[Iterable[pa.Table]]:
+        """Return the current rows of each log in some hash ranges, oldest first.
 
         Raises:
             StorageError: the object store cannot be read.
             SnapshotDamagedError: a file is missing or damaged.
         """
 
-    def base(self, ranges: Sequence[HashRange]) -> Callable[[], _Rows]:
-        """Return a function for any thread that reads rows in ranges without changes since the restore."""
+    def merged(self, tables: Sequence[Iterable[pa.Table]]) -> _Rows:
+        """Return rows of each log, oldest first, in the form that is stored locally; any thread."""
 
     def store(self, rows: _Rows, fetch_ranges: I64) -> None:
         """Store the rows of these fetch ranges locally."""
@@ -262,7 +265,8 @@ class RangeFetcher(Generic[_Rows]):
         step = self.together(self._limits.fetched_rows)
         for first in range(0, len(fetch_ranges), step):
             some = fetch_ranges[first : first + step]
-            self._store(self._table.read(self.fetch_ranges.ranges(some)), some)
+            tables = self._table.current(self.fetch_ranges.ranges(some))
+            self._store(self._table.merged(tables), some)
 
     def make_space(self) -> None:
         """Drop the least recently used regions, if local rows are above the limit."""
@@ -285,8 +289,12 @@ class RangeFetcher(Generic[_Rows]):
         some = self.fetch_ranges.unrequested(self.together(self._prefetched_rows))
         if len(some) == 0:
             return None
-        read = self._table.base(self.fetch_ranges.ranges(some))
+        ranges = self.fetch_ranges.ranges(some)
+        read = partial(self._merged, [log.base(ranges) for log in self._table.logs])
         return BackgroundFetch(some, self.fetch_ranges.split_version, read, self._install)
+
+    def _merged(self, reads: Sequence[Callable[[], Iterable[pa.Table]]]) -> _Rows:
+        return self._table.merged([rows() for rows in reads])
 
     def _install(self, fetched: BackgroundFetch[_Rows]) -> None:
         """Store a background fetch, except for ranges that were requested or renumbered in the meantime."""

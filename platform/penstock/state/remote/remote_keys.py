@@ -5,91 +5,47 @@ Called by `state.tables.row_state` and `state.panes.session_table`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.core.keygroup import HashRange
-from penstock.state.keys.hash_ranges import LocalBytes, even_parts, inside
-from penstock.state.keys.key_index import KeyIndex, columns_of
+from penstock.state.keys.hash_ranges import LocalBytes, even_parts
+from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.segment_columns import keyed_batch
 from penstock.state.remote.range_fetcher import RangeFetcher
 from penstock.state.remote.remote_log import RemoteLog
+from penstock.state.spill.cold_records import KeyRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from penstock.kernels.compiler.compile import I64
+    from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
-    from penstock.state.keys.key_index import KeyView
     from penstock.state.log.frozen import FrozenSource, PendingSegments
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.remote.remote_log import Reader
-    from penstock.state.spill.cold_records import ColdRecords, PackedRows, SpillStore
+    from penstock.state.spill.cold_records import PackedKeys, SpillStore
 
 
-class RemoteRecords:
-    """One state with fetched records, and the conversion of a segment's rows to records."""
+@dataclass(frozen=True, slots=True)
+class RemoteRows:
+    """One state whose rows are fetched, and the columns of its rows in a record."""
 
-    def __init__(
-        self,
-        log: RemoteLog,
-        key_schema: pa.Schema,
-        frozen: Callable[[int, Sequence[HashRange]], Iterable[pa.Table]],
-        records: ColdRecords,
-        columns: Callable[[pa.RecordBatch], list[pa.Array]],
-        ordered_by: str = "",
-    ) -> None:
-        """Read `log`; `frozen` returns rows of segments in some ranges until they are durable.
+    log: RemoteLog
+    #: Its segments until they are durable.
+    pending: PendingSegments
+    #: Selects the columns of a record's rows from those of a segment.
+    columns: Callable[[pa.RecordBatch], list[pa.Array]]
+    #: The column by which the rows of a key are sorted, if there is one.
+    ordered_by: str = ""
 
-        `columns` selects the columns of a record from those of a segment. The rows of a key are sorted by the column
-        `ordered_by`, if there is one.
-        """
-        self.log = log
-        self.records = records
-        self._key_schema, self._frozen, self._columns, self._ordered_by = key_schema, frozen, columns, ordered_by
-
-    def rows(self, ranges: Sequence[HashRange]) -> pa.Table:
-        """Return the current rows of the log in some hash ranges."""
-        return self.log.merged(self.log.current(ranges, self._frozen))
-
-    def packed(self, rows: pa.Table, known: tuple[KeyView, np.ndarray] | None) -> PackedRows | None:
-        """Return merged rows as records of their keys, without those of keys in memory; any thread."""
-        if rows.num_rows == 0:
-            return None
-        batch, keys, hashes = keyed_batch(rows, self._key_schema)
-        index = KeyIndex(self._key_schema)
-        slots = index.upsert(keys, hashes).copy()
-        wanted = np.ones(index.count, np.bool_)
-        if known is not None and len(known[1]):
-            wanted[_found(index, *known)] = False
-        if self._ordered_by:
-            order = np.lexsort((batch.column(self._ordered_by).to_numpy(), slots))
-        else:
-            order = np.argsort(slots, kind="stable")
-        order = order[wanted[slots[order]]]
-        if len(order) == 0:
-            return None
-        columns = [column.take(pa.array(order)) for column in self._columns(batch)]
-        counts = np.bincount(slots[order], minlength=index.count)
-        kept = np.flatnonzero(counts).astype(np.int32)
-        return self.records.packed(index.view(), kept, counts[kept], columns)
-
-    def keys(self, ranges: Iterable[HashRange]) -> Iterator[tuple[KeyColumns, I64]]:
-        """Yield the key of each of the current rows, and its hash, one hash range after the other."""
-        for part in ranges:
-            rows = self.rows([part])
-            if rows.num_rows:
-                _, keys, hashes = keyed_batch(rows, self._key_schema)
-                yield keys, hashes
-
-
-def _found(index: KeyIndex, keys: KeyView, slots: np.ndarray) -> np.ndarray:
-    """Return the slots of an index whose keys are among some keys of another."""
-    count = index.count
-    found = index.upsert(columns_of(keys, slots), keys.hashes[slots])
-    return found[found < count]
+    def tables(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
+        """Yield the current rows of the log in some hash ranges, oldest first."""
+        self.pending.flush(spilled=True)
+        yield from self.log.current(ranges, self.pending.within)
 
 
 class RemoteKeys:
@@ -101,15 +57,14 @@ class RemoteKeys:
         self.spill_store = spill_store
         self.reader = reader
         self._local = spill_store.local = LocalBytes(owned, limits.regions)
-        self._states: list[RemoteRecords] = []
-        #: Keys in memory, which the log does not replace: an index and the number of its first slots.
-        self._known: tuple[KeyIndex, int] | None = None
-        self.fetcher: RangeFetcher[Iterable[PackedRows | None]] = RangeFetcher(
+        self._states: list[RemoteRows] = []
+        self._key_schema = pa.schema([])
+        self.fetcher: RangeFetcher[PackedKeys] = RangeFetcher(
             self, self._local.regions, limit_bytes, limits, limits.prefetched_rows
         )
 
-    def follow(self, source: FrozenSource, spec: RowSpec, pending: PendingSegments, records: ColdRecords) -> None:
-        """Add a state; all states are added before the first key is used.
+    def follow(self, source: FrozenSource, spec: RowSpec, pending: PendingSegments) -> None:
+        """Add a state, in the order in which the store has them; all are added before the first key is used.
 
         With a time-to-live, time starts at the newest access in the footers.
         """
@@ -124,7 +79,7 @@ class RemoteKeys:
             return found
 
         log, ordered_by = self.log_of(source), spec.entries[0].name if ordered else ""
-        self.enter(RemoteRecords(log, spec.key_schema, pending.within, records, columns, ordered_by))
+        self.enter(RemoteRows(log, pending, columns, ordered_by), spec.key_schema)
         if source.ttl is not None:
             source.ttl.clock.restored(log.newest_access())
 
@@ -133,29 +88,33 @@ class RemoteKeys:
         source.remote = True
         return RemoteLog(source, self.reader)
 
-    def enter(self, state: RemoteRecords) -> None:
-        """Add a state that supplies its own conversion from rows to records."""
+    def enter(self, state: RemoteRows, key_schema: pa.Schema) -> None:
+        """Add a state that supplies its own conversion from rows to those of a record."""
         self._states.append(state)
+        self._key_schema = key_schema
 
     def parts(self, hashes: I64) -> list[I64]:
         """Return the positions of hashes in groups to request together; see `FetchRanges.parts`."""
         return self.fetcher.parts(hashes)
 
-    def ensure(self, hashes: I64, index: KeyIndex, known: int) -> None:
-        """Fetch the missing ranges of these hashes; the first `known` slots of the index are in memory.
+    def ensure(self, hashes: I64) -> None:
+        """Fetch the missing ranges of these hashes; records of keys in memory are out of date.
 
         Raises:
             StorageError: the object store cannot be read.
             SnapshotDamagedError: a file is missing or damaged.
         """
-        self._known = index, known
         self.fetcher.ensure(hashes)
 
     def every_key(self) -> Iterator[tuple[KeyColumns, I64]]:
         """Yield the keys of all states and their hashes in batches; a key is repeated for each of its rows."""
         owned = HashRange(self._local.regions[0].low, self._local.regions[-1].high)
         for state in self._states:
-            yield from state.keys(even_parts(owned, 1 + state.log.rows // self.spill_store.limits.fetched_rows))
+            for part in even_parts(owned, 1 + state.log.rows // self.spill_store.limits.fetched_rows):
+                rows = state.log.merged(state.tables([part]))
+                if rows.num_rows:
+                    _, keys, hashes = keyed_batch(rows, self._key_schema)
+                    yield keys, hashes
 
     @property
     def logs(self) -> list[RemoteLog]:
@@ -167,29 +126,37 @@ class RemoteKeys:
         """The approximate bytes of each region on the local disk."""
         return self._local.sizes
 
-    def read(self, ranges: Sequence[HashRange]) -> Iterator[PackedRows | None]:
-        """Yield the current records of each state in some hash ranges, without those of keys in memory."""
-        known = None
-        if self._known is not None:
-            view = self._known[0].view()
-            known = view, np.flatnonzero(inside(view.hashes[: self._known[1]], ranges)).astype(np.int32)
-        for state in self._states:
-            yield state.packed(state.rows(ranges), known)
+    def current(self, ranges: Sequence[HashRange]) -> list[Iterable[pa.Table]]:
+        """Return the current rows of each state in some hash ranges."""
+        return [state.tables(ranges) for state in self._states]
 
-    def base(self, ranges: Sequence[HashRange]) -> Callable[[], list[PackedRows | None]]:
-        """Return a function for any thread that reads rows in ranges without changes since the restore."""
-        reads = [(state, state.log.base(ranges)) for state in self._states]
-        return lambda: [state.packed(state.log.merged(rows()), None) for state, rows in reads]
+    def merged(self, tables: Sequence[Iterable[pa.Table]]) -> PackedKeys:
+        """Return rows of each state, oldest first, as records of their keys."""
+        index, found = KeyIndex(self._key_schema), []
+        for state, rows in zip(self._states, tables, strict=True):
+            batch, keys, hashes = keyed_batch(state.log.merged(rows), self._key_schema)
+            found.append((state, batch, index.upsert(keys, hashes).copy()))
+        rows = [_rows_of(state, batch, slots, index.count) for state, batch, slots in found]
+        return self.spill_store.packed(index.view(), np.arange(index.count, dtype=np.int32), rows)
 
-    def store(self, rows: Iterable[PackedRows | None], fetch_ranges: I64) -> None:
+    def store(self, rows: PackedKeys, fetch_ranges: I64) -> None:
         """Store the records of these fetch ranges."""
-        for state, packed in zip(self._states, rows, strict=True):
-            if packed is not None:
-                wanted = np.isin(self.fetcher.fetch_ranges.of(packed.hashes), fetch_ranges)
-                state.records.put_packed(packed if wanted.all() else packed.chosen(wanted))
+        wanted = np.isin(self.fetcher.fetch_ranges.of(rows.hashes), fetch_ranges)
+        self.spill_store.put_packed(rows if wanted.all() else rows.chosen(wanted))
 
     def drop(self, region: int) -> None:
         """Drop the local records of a region."""
-        for state in self._states:
-            state.records.drop_range(self._local.regions[region])
+        self.spill_store.drop_range(self._local.regions[region])
         self._local.sizes[region] = 0
+
+
+def _rows_of(state: RemoteRows, batch: pa.RecordBatch, slots: I32, count: int) -> KeyRows:
+    """Return the rows of `count` keys in the order of their slots."""
+    if batch.num_rows == 0:
+        return KeyRows(np.zeros(count, np.int64), [])
+    if state.ordered_by:
+        order = np.lexsort((batch.column(state.ordered_by).to_numpy(), slots))
+    else:
+        order = np.argsort(slots, kind="stable")
+    columns = [column.take(pa.array(order)) for column in state.columns(batch)]
+    return KeyRows(np.bincount(slots, minlength=count), columns)

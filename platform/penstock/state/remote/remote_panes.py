@@ -5,6 +5,7 @@ Called by `PaneTable` in the owner's thread; base reads by a background thread.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -167,23 +168,17 @@ class RemotePanes:
         """The approximate bytes of each region on the local disk."""
         return self._local.local_bytes
 
-    def read(self, ranges: Sequence[HashRange]) -> HotPanes:
+    def current(self, ranges: Sequence[HashRange]) -> list[Iterable[pa.Table]]:
         """Return the current rows in some hash ranges, except those in the table's memory, which are newer."""
+        return [chain(self._log.current(ranges, self._frozen), self._evicted(ranges))]
+
+    def merged(self, tables: Sequence[Iterable[pa.Table]]) -> HotPanes:
+        """Return the newest of these rows as cells."""
         merged = HotPanes(self._spec, small=True)
-        self._add(merged, self._log.current(ranges, self._frozen))
-        self._add(merged, self._evicted(ranges))
+        for table in chain.from_iterable(tables):
+            if table.num_rows:
+                merged.put(*table_to_rows(self._spec, conform_table(table, self._spec.segment_schema), merged.heap))
         return merged
-
-    def base(self, ranges: Sequence[HashRange]) -> Callable[[], HotPanes]:
-        """Return a function for any thread that reads rows in ranges without changes since the restore."""
-        rows = self._log.base(ranges)
-
-        def read() -> HotPanes:
-            merged = HotPanes(self._spec, small=True)
-            self._add(merged, rows())
-            return merged
-
-        return read
 
     def store(self, merged: HotPanes, fetch_ranges: I64) -> None:
         """Store the rows of these fetch ranges, except expired ones and those of dropped panes."""
@@ -197,11 +192,6 @@ class RemotePanes:
     def drop(self, region: int) -> None:
         """Drop a region's local rows."""
         self._local.drop(region)
-
-    def _add(self, merged: HotPanes, tables: Iterable[pa.Table]) -> None:
-        for table in tables:
-            if table.num_rows:
-                merged.put(*table_to_rows(self._spec, conform_table(table, self._spec.segment_schema), merged.heap))
 
     def _saved_panes(self) -> set[int]:
         """Return the starts of the panes that may have rows in the segments."""

@@ -165,7 +165,7 @@ class RemoteRuns:
         self._reader = reader
         self._limit = limit_bytes
         self._sides: list[RemoteSide] = []
-        self.fetcher: RangeFetcher[list[Iterable[pa.Table]]] = RangeFetcher(
+        self.fetcher: RangeFetcher[list[list[pa.Table]]] = RangeFetcher(
             self, self.regions, limit_bytes, limits, limits.prefetched_rows
         )
 
@@ -256,16 +256,15 @@ class RemoteRuns:
             [sum(r.length for side in self._sides for r in side.local[n]) for n in range(len(self.regions))]
         )
 
-    def read(self, ranges: Sequence[HashRange]) -> list[Iterable[pa.Table]]:
-        """Return the durable rows of each side in some hash ranges; those of a side are read when it is stored."""
+    def current(self, ranges: Sequence[HashRange]) -> list[Iterable[pa.Table]]:
+        """Return the durable rows of each side in some hash ranges."""
         return [side.tables(ranges) for side in self._sides]
 
-    def base(self, ranges: Sequence[HashRange]) -> Callable[[], list[Iterable[pa.Table]]]:
-        """Return a function for any thread that reads rows in ranges without changes since the restore."""
-        reads = [side.log.base(ranges) for side in self._sides]
-        return lambda: [list(read()) for read in reads]
+    def merged(self, tables: Sequence[Iterable[pa.Table]]) -> list[list[pa.Table]]:
+        """Return the rows as they are: each is in one segment."""
+        return [list(rows) for rows in tables]
 
-    def store(self, rows: list[Iterable[pa.Table]], fetch_ranges: I64) -> None:
+    def store(self, rows: list[list[pa.Table]], fetch_ranges: I64) -> None:
         """Store the rows of these fetch ranges in local files."""
         of = self.fetcher.fetch_ranges.of
         for side, tables in zip(self._sides, rows, strict=True):

@@ -143,6 +143,7 @@ class RemoteTimers:
     def look_up(self, key_hash: int) -> tuple[KeyIndex, I32, I64]:
         """Return the remote timers of the keys with a hash: an index of keys, and the slot and time of each."""
         ranges = [HashRange(key_hash, key_hash)]
+        self._pending.flush(spilled=True)
         tables = self._log.current(ranges, self._pending.within)
         return self._rows_of(tables, MIN_TIMESTAMP if self._reached is None else self._reached, MAX_TIMESTAMP)
 
@@ -151,6 +152,7 @@ class RemoteTimers:
     def _spans(self) -> list[TimerSpan]:
         """Return the spans of remote timers."""
         begin = MIN_TIMESTAMP if self._reached is None else self._reached
+        self._pending.flush(spilled=True)
         found: list[TimerSpan] = []
         for file in self._log.files():
             if file.segment.namespace_max < begin:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from penstock.core.keygroup import HashRange
 from penstock.kernels.aggregates import cold_cells as cold_kernels
 from penstock.kernels.aggregates import pages as kernels
 from penstock.kernels.aggregates import values as value_kernels
-from penstock.state.keys.hash_ranges import RECORD_BYTES, LocalBytes
+from penstock.state.keys.hash_ranges import RECORD_BYTES, LocalBytes, even_parts
 from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.accumulators import PaneTableSpec
@@ -347,7 +347,4 @@ def _end_key(pane: int, part: HashRange) -> bytes:
 
 def parts_of(rows: int, owned: HashRange, most: int = _PART_ROWS) -> list[HashRange]:
     """Return hash ranges with a bounded number of rows each, about `most`."""
-    parts = max(1, -(-rows // most))
-    step = -(-(owned.high - owned.low + 1) // parts)
-    lows = range(owned.low, owned.high + 1, step)
-    return [HashRange(low, min(low + step - 1, owned.high)) for low in lows]
+    return even_parts(owned, max(1, -(-rows // most)))

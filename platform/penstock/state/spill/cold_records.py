@@ -1,4 +1,4 @@
-"""Evicted state by key in a `ColdStore`: a packed record for the rows of a key, and an entry for each timer.
+"""Evicted state by key in a `ColdStore`: a record for each key with its rows of all states, an entry for each timer.
 
 Timers are in time order until they are due. A timer may also be in memory, if its key returned. It is the same timer
 and fires once, because a deletion removes it in both places. Used by the tables of `state.tables.row_state` and by
@@ -35,8 +35,6 @@ from penstock.state.memory.limits import PRODUCTION, StateLimits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import pyarrow as pa
-
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64, U8
     from penstock.kernels.keys.key_columns import KeyColumns
@@ -45,6 +43,8 @@ if TYPE_CHECKING:
     from penstock.state.spill.cold_panes import ColdStore
 
 _WORD = 8
+#: Bytes of the length of a part of a record.
+_LENGTH = 4
 #: Validity bits in a word.
 _BITS = 63
 
@@ -144,15 +144,54 @@ def slot_batches(slots: I32, most: int) -> Iterator[I32]:
         yield slots[first : first + most]
 
 
+@dataclass(frozen=True, slots=True)
+class KeyRows:
+    """Rows of one state, in the order of their keys: the number of each key's rows, possibly none, and the columns."""
+
+    counts: I64
+    columns: list[pa.Array]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedKeys:
+    """Keys that return to memory, in hash order, with their rows by state."""
+
+    slots: I32
+    rows: list[KeyRows]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedKeys:
+    """Names and records of keys for the store."""
+
+    hashes: I64
+    names: list[bytes]
+    values: list[bytes]
+
+    def chosen(self, which: np.ndarray) -> PackedKeys:
+        """Return the selected records."""
+        return PackedKeys(self.hashes[which], list(compress(self.names, which)), list(compress(self.values, which)))
+
+
 class SpillStore:
-    """The cold store of one operator's row state, opened at the first eviction."""
+    """The evicted keys of one operator: a record for each key, with its rows of all states.
+
+    A record stays when its key is loaded, and is out of date from then on: the next eviction replaces it, and its owner
+    deletes that of a key without rows. The store is opened at the first eviction. Timers are in it as well
+    (`ColdTimers`).
+    """
 
     def __init__(self, open_store: Callable[[], ColdStore], limits: StateLimits = PRODUCTION) -> None:
         """Open nothing."""
         self._open = open_store
         self.limits = limits
         self._store: ColdStore | None = None
-        self._states = 0
+        self._packers: list[RowPacker] = []
+        self._numbers = 0
+        self._prefix = self.number()
+        #: Whether a record was ever stored.
+        self._used = False
+        self._swept = bound(self._prefix)
         #: Local bytes of records, if records may be dropped and fetched again.
         self.local: LocalBytes | None = None
 
@@ -164,9 +203,165 @@ class SpillStore:
         return self._store
 
     def number(self) -> int:
-        """Return a number for another state, the prefix of its keys in the store."""
-        self._states += 1
-        return self._states
+        """Return a number for another kind of record, the prefix of its names in the store."""
+        self._numbers += 1
+        return self._numbers
+
+    def add(self, types: Sequence[pa.DataType]) -> int:
+        """Add a state whose rows have columns of these types; return its number."""
+        self._packers.append(RowPacker(types))
+        return len(self._packers) - 1
+
+    def put(self, keys: KeyView, slots: I32, rows: Sequence[KeyRows]) -> None:
+        """Store the rows of distinct keys, in hash order; this replaces their records."""
+        if len(slots):
+            self.put_packed(self.packed(keys, slots, rows))
+
+    def packed(self, keys: KeyView, slots: I32, rows: Sequence[KeyRows]) -> PackedKeys:
+        """Return the rows of distinct keys as records, without keys that have no row; any thread."""
+        counts = np.stack([some.counts for some in rows])
+        there = counts.any(axis=0)
+        if not there.all():
+            slots, counts = slots[there], counts[:, there]
+        return PackedKeys(keys.hashes[slots], self._names(keys, slots), self._joined(counts, rows))
+
+    def _joined(self, counts: I64, rows: Sequence[KeyRows]) -> list[bytes]:
+        """Return a record for each key: the number of parts, the length of each state's part, and the parts."""
+        parts = []
+        for packer, own, some in zip(self._packers, counts, rows, strict=True):
+            filled = packer.pack(some.columns, own[own > 0]) if own.any() else []
+            parts.append(filled if len(filled) == len(own) else _spread(filled, own > 0))
+        lengths = np.empty((counts.shape[1], 1 + len(parts)), np.int32)
+        lengths[:, 0] = len(parts)
+        for place, part in enumerate(parts, 1):
+            lengths[:, place] = np.fromiter(map(len, part), np.int32, len(part))
+        flat, width = lengths.tobytes(), lengths.shape[1] * _LENGTH
+        heads = [flat[at : at + width] for at in range(0, len(flat), width)]
+        return list(map(b"".join, zip(heads, *parts, strict=True)))
+
+    def put_packed(self, rows: PackedKeys) -> None:
+        """Store records."""
+        if not rows.names:
+            return
+        self.store.put(rows.names, rows.values)
+        self._used = True
+        if self.local is not None:
+            self.local.add(rows.hashes, _sizes_of(rows.values))
+
+    def load(self, keys: KeyView, slots: I32) -> LoadedKeys | None:
+        """Return the rows of these distinct keys with one sorted read; None: no key has a record."""
+        if not self._used or len(slots) == 0:
+            return None
+        found, values = self._read(keys, slots)
+        if len(found) == 0:
+            return None
+        if self.local is not None:
+            self.local.add(keys.hashes[found], -_sizes_of(values))
+        return LoadedKeys(found, self._unpacked(values))
+
+    def look_up(self, keys: KeyView, slots: I32, state: int) -> KeyRows | None:
+        """Return the rows of one key in one state without removing them; None: it has none."""
+        values = self._read(keys, slots)[1] if self._used else []
+        rows = self._unpacked(values)[state] if values else None
+        return rows if rows is not None and rows.counts.any() else None
+
+    def _read(self, keys: KeyView, slots: I32) -> tuple[I32, list[bytes]]:
+        """Return the keys that have a record, in hash order, and the records."""
+        slots = slots[np.argsort(keys.hashes[slots])]
+        values = self.store.get(self._names(keys, slots))
+        found = [value for value in values if value is not None]
+        if len(found) < len(slots):
+            slots = slots[[value is not None for value in values]]
+        return slots, found
+
+    def delete(self, keys: KeyView, slots: I32) -> None:
+        """Remove the records of keys, whose rows were loaded or removed; a key may have none."""
+        if self._used and len(slots):
+            self.store.delete(self._names(keys, slots))
+
+    def _names(self, keys: KeyView, slots: I32) -> list[bytes]:
+        return encode_keys(keys, slots, np.full(len(slots), self._prefix, np.int64))
+
+    def _unpacked(self, values: Sequence[bytes]) -> list[KeyRows]:
+        """Return the rows of each state from some records."""
+        found = []
+        for packer, parts in zip(self._packers, self._parts(values), strict=True):
+            there = np.fromiter(map(bool, parts), np.bool_, len(parts))
+            counts, columns = np.zeros(len(parts), np.int64), list[pa.Array]()
+            if there.any():
+                counts[there], columns = packer.unpack([part for part in parts if part])
+            found.append(KeyRows(counts, columns))
+        return found
+
+    def _parts(self, values: Sequence[bytes]) -> list[Sequence[bytes]]:
+        """Return the part of each state from some records."""
+        count = len(self._packers)
+        if (np.frombuffer(b"".join([value[:_LENGTH] for value in values]), np.int32) != count).any():
+            values = [self._with_all_parts(value) for value in values]
+        width = _LENGTH * (1 + count)
+        lengths = np.frombuffer(b"".join([value[_LENGTH:width] for value in values]), np.int32).reshape(-1, count)
+        edges = np.cumsum(lengths, axis=1, dtype=np.int64) + width
+        parts: list[Sequence[bytes]] = []
+        firsts = [width] * len(values)
+        for column in edges.T:
+            stops = column.tolist()
+            parts.append([value[a:b] for value, a, b in zip(values, firsts, stops, strict=True)])
+            firsts = stops
+        return parts
+
+    def _with_all_parts(self, value: bytes) -> bytes:
+        """Return a record that may have been written during a restore, before the last states were added."""
+        head = np.zeros(1 + len(self._packers), np.int32)
+        written = 1 + int(np.frombuffer(value, np.int32, 1)[0])
+        head[:written] = np.frombuffer(value, np.int32, written)
+        head[0] = len(self._packers)
+        return head.tobytes() + value[written * _LENGTH :]
+
+    def drop_range(self, part: HashRange) -> None:
+        """Remove the records in a hash range."""
+        after = bound(self._prefix + 1) if part.high == HASH_MAX else bound(self._prefix, part.high + 1)
+        self.store.delete_range(bound(self._prefix, part.low), after)
+
+    def sweep(self, limit: int, deadlines: Sequence[int | None], in_memory: I64) -> list[list[bytes]]:
+        """Check the next `limit` keys, in turn, and remove the rows of a state that have all expired.
+
+        `deadlines` has the time of last access up to which rows of each state expired, None without a time-to-live; it
+        is the last column. Records of keys with the hashes `in_memory` may be out of date and stay. Return by
+        state the names of the keys whose rows were removed.
+        """
+        none: list[list[bytes]] = [[] for _ in deadlines]
+        if not self._used:
+            return none
+        names, values = next(self.store.scan(self._swept, bound(self._prefix + 1), limit), ([], []))
+        if not names:
+            self._swept = bound(self._prefix)
+            return none
+        self._swept = names[-1] + b"\0"
+        rows = self._unpacked(values)
+        gone = np.stack([_expired(some, deadline) for some, deadline in zip(rows, deadlines, strict=True)])
+        if gone.any():
+            gone &= ~np.isin(hashes_of(names), in_memory)
+            self._replace(names, values, rows, gone)
+        return [list(compress(names, which)) for which in gone]
+
+    def _replace(self, names: list[bytes], values: list[bytes], rows: list[KeyRows], gone: np.ndarray) -> None:
+        """Write records again without the parts of states that are `gone`; remove those of which nothing is left."""
+        changed = np.asarray(gone.any(axis=0))
+        left = np.where(gone, 0, np.stack([some.counts for some in rows]))
+        empty = changed & ~left.any(axis=0)
+        dropped = list(compress(names, empty))
+        if dropped:
+            self.store.delete(dropped)
+        kept = changed & ~empty
+        written: list[bytes] = []
+        if kept.any():
+            some = [_chosen(own, (number > 0) & kept) for own, number in zip(rows, left, strict=True)]
+            written = self._joined(left[:, kept], some)
+            self.store.put(list(compress(names, kept)), written)
+        if self.local is not None:
+            hashes = hashes_of(names)
+            self.local.add(hashes[changed], -_sizes_of(list(compress(values, changed))))
+            self.local.add(hashes[kept], _sizes_of(written))
 
     def close(self) -> None:
         """Close and remove the store."""
@@ -175,128 +370,39 @@ class SpillStore:
             store.close()
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedRows:
-    """Rows that return to memory, in the order of their slots."""
-
-    slots: I32
-    #: Rows of each slot, at least one.
-    counts: I64
-    columns: list[pa.Array]
-
-
-@dataclass(frozen=True, slots=True)
-class PackedRows:
-    """Packed records for the store, one per key."""
-
-    hashes: I64
-    names: list[bytes]
-    values: list[bytes]
-
-    def chosen(self, which: np.ndarray) -> PackedRows:
-        """Return the selected records."""
-        return PackedRows(self.hashes[which], list(compress(self.names, which)), list(compress(self.values, which)))
-
-
-class ColdRecords:
-    """The rows of one state by key."""
-
-    def __init__(self, spill_store: SpillStore, types: Sequence[pa.DataType]) -> None:
-        """Start without cold rows; `types` are those of a row's columns."""
-        self._spill_store = spill_store
-        self._number = spill_store.number()
-        self._packer = RowPacker(types)
-        #: Number of keys in the store, at most.
-        self.count = 0
-        self._swept = bound(self._number)
-
-    def put(self, keys: KeyView, slots: I32, counts: I64, columns: Sequence[pa.Array]) -> None:
-        """Store rows: `counts[i]` (at least one) of the key `slots[i]`, which has none in the store."""
-        if len(slots):
-            self.put_packed(self.packed(keys, slots, counts, columns))
-
-    def packed(self, keys: KeyView, slots: I32, counts: I64, columns: Sequence[pa.Array]) -> PackedRows:
-        """Return rows, as for `put`, packed into records; any thread."""
-        names = encode_keys(keys, slots, np.full(len(slots), self._number, np.int64))
-        return PackedRows(keys.hashes[slots], names, self._packer.pack(columns, counts))
-
-    def put_packed(self, rows: PackedRows) -> None:
-        """Store packed records."""
-        if not rows.names:
-            return
-        self._spill_store.store.put(rows.names, rows.values)
-        self.count += len(rows.names)
-        if self._spill_store.local is not None:
-            self._spill_store.local.add(rows.hashes, _sizes_of(rows.values))
-
-    def drop_range(self, part: HashRange) -> None:
-        """Remove the keys in a hash range; `count` still includes them."""
-        behind = bound(self._number + 1) if part.high == HASH_MAX else bound(self._number, part.high + 1)
-        self._spill_store.store.delete_range(bound(self._number, part.low), behind)
-
-    def take(self, keys: KeyView, slots: I32) -> LoadedRows | None:
-        """Return and remove the rows of these distinct keys with one sorted read."""
-        if self.count == 0 or len(slots) == 0:
-            return None
-        taken, there, values = self._read(keys, slots)
-        if taken is not None:
-            self._spill_store.store.delete(there)
-            self.count -= len(there)
-            if self._spill_store.local is not None:
-                self._spill_store.local.add(keys.hashes[taken.slots], -_sizes_of(values))
-        return taken
-
-    def look_up(self, keys: KeyView, slots: I32) -> LoadedRows | None:
-        """Return the rows of these keys as `take` does, without removing them."""
-        return self._read(keys, slots)[0] if self.count else None
-
-    def _read(self, keys: KeyView, slots: I32) -> tuple[LoadedRows | None, list[bytes], list[bytes]]:
-        """Return the rows of keys in the store, with their names and records there."""
-        slots = slots[np.argsort(keys.hashes[slots])]
-        names = encode_keys(keys, slots, np.full(len(slots), self._number, np.int64))
-        found, there, values = [], list[bytes](), list[bytes]()
-        for place, value in enumerate(self._spill_store.store.get(names)):
-            if value is not None:
-                found.append(place)
-                there.append(names[place])
-                values.append(value)
-        if not found:
-            return None, there, values
-        counts, columns = self._packer.unpack(values)
-        return LoadedRows(slots[found], counts, columns), there, values
-
-    def sweep(self, limit: int, deadline: int) -> list[bytes]:
-        """Check the next `limit` keys, in turn, and remove those whose rows were all last accessed by `deadline`.
-
-        The time of last access is the last column. Return the removed keys as records.
-        """
-        if self.count == 0:
-            return []
-        store = self._spill_store.store
-        names, values = next(store.scan(self._swept, bound(self._number + 1), limit), ([], []))
-        if not names:
-            self._swept = bound(self._number)
-            return []
-        self._swept = names[-1] + b"\0"
-        counts, columns = self._packer.unpack(values)
-        newest = np.maximum.reduceat(columns[-1].to_numpy(), np.cumsum(counts) - counts)
-        old = newest <= deadline
-        gone = list(compress(names, old))
-        if gone:
-            store.delete(gone)
-            self.count -= len(gone)
-            if self._spill_store.local is not None:
-                self._spill_store.local.add(hashes_of(gone), -_sizes_of(list(compress(values, old))))
-        return gone
-
-
 def _sizes_of(records: Sequence[bytes]) -> I64:
     return np.fromiter(map(len, records), np.int64, len(records)) + RECORD_BYTES
+
+
+def _spread(parts: Sequence[bytes], there: np.ndarray) -> list[bytes]:
+    """Return the parts at the marked places, and empty ones elsewhere."""
+    found, given = [b""] * len(there), iter(parts)
+    for place in np.flatnonzero(there).tolist():
+        found[place] = next(given)
+    return found
+
+
+def _expired(rows: KeyRows, deadline: int | None) -> np.ndarray:
+    """Return a mask of the keys that have rows, all of them last accessed at `deadline` or before."""
+    gone = np.zeros(len(rows.counts), np.bool_)
+    there = np.flatnonzero(rows.counts)
+    if deadline is not None and len(there):
+        counts = rows.counts[there]
+        gone[there] = np.maximum.reduceat(rows.columns[-1].to_numpy(), np.cumsum(counts) - counts) <= deadline
+    return gone
+
+
+def _chosen(rows: KeyRows, which: np.ndarray) -> KeyRows:
+    """Return the rows of the marked keys."""
+    chosen = pa.array(np.repeat(which, rows.counts))
+    return KeyRows(rows.counts[which], [column.filter(chosen) for column in rows.columns])
 
 
 _PREFIX = 8
 #: Timers that a query reads between two checks of its limit.
 _LOOKED_PIECE = 4096
+#: Taken timers that are deleted together: one range costs about as much as one timer.
+_MOST_TAKEN = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +425,8 @@ class ColdTimers:
         self.spill_store = spill_store
         number = spill_store.number()
         self._prefix, self._stop = bound(number)[:_PREFIX], bound(number + 1)[:_PREFIX]
-        #: Lower bound of the names, so that a scan skips deleted ones.
-        self._first = self._prefix
+        #: Lower bound of the names; those of taken timers are below it until they are deleted together.
+        self._first, self._taken = self._prefix, 0
         #: Lower bound of the times; None: no timer.
         self.least: int | None = None
         #: Upper bound of the number of timers.
@@ -331,8 +437,11 @@ class ColdTimers:
         if len(slots) == 0:
             return
         names = self._names(keys, slots, times)
+        lowest = min(names)
+        if lowest < self._first:
+            self._delete_taken()
+            self._first = lowest
         self.spill_store.store.put(names, [b""] * len(names))
-        self._first = min(self._first, *names)
         low = int(times.min())
         self.least = low if self.least is None else min(low, self.least)
         self.count += len(names)
@@ -382,14 +491,21 @@ class ColdTimers:
             if stop == 0:
                 stop, reached, more = limit, int(times[-1]), True
             self.least = int(times[stop])
-        self.spill_store.store.delete(names[:stop])
         self._first = names[stop - 1] + b"\0"
+        self._taken += stop
+        if self._taken >= _MOST_TAKEN:
+            self._delete_taken()
         self.count = max(0, self.count - stop)
         if len(names) <= limit:
             self._look(until)
         if stop < len(names):
             columns, hashes, times = decode_keys(key_schema, [name[_PREFIX:] for name in names[:stop]])
         return DueTimers(columns, hashes, times, reached, more)
+
+    def _delete_taken(self) -> None:
+        if self._taken:
+            self.spill_store.store.delete_range(self._prefix, self._first)
+            self._taken = 0
 
     def _look(self, until: int) -> None:
         """Find the first timer after `until`, up to which there is none."""

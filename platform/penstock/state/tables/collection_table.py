@@ -7,18 +7,19 @@ one subtask thread.
 
 from __future__ import annotations
 
+from itertools import compress, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MIN_TIMESTAMP
-from penstock.state.keys.key_index import KeyCounts
+from penstock.state.keys.key_index import KeyCounts, KeyIndex
 from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.log.segment_columns import LAST_ACCESS, keyed_batch
 from penstock.state.log.ttl import EntryStamps
-from penstock.state.spill.cold_records import slot_batches
-from penstock.state.tables.entry_codec import ColdEntries, alive_entries, entry_rows, restored_entries
+from penstock.state.spill.cold_records import KeyRows
+from penstock.state.tables.entry_codec import alive_entries, decoded_entries, entry_rows, restored_entries
 from penstock.state.tables.entry_log import EntryLog
 
 if TYPE_CHECKING:
@@ -26,16 +27,16 @@ if TYPE_CHECKING:
 
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
-    from penstock.state.keys.key_index import KeyView
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.ttl import Ttl
     from penstock.state.tables.entry_codec import EntryCodec
+    from penstock.state.tables.entry_log import FrozenEntries
     from penstock.state.tables.key_space import KeySpace
 
 #: Bytes of an empty list or dict with the capacity for the first few elements.
 _CONTAINER_BYTES = 200
 #: Bytes of a place in a list; of a place in a dict with the free capacity.
-_LIST_PLACE, _DICT_PLACE = 10, 80
+_LIST_PLACE, _DICT_PLACE = 10, 54
 #: A sweep for expired values checks one slot of a list or map per this many slots.
 _SWEEP_PART = 8
 
@@ -64,7 +65,10 @@ class CollectionTable:
         self._state = state
         self._codec = codec
         self._log = EntryLog(spec, source.log)
-        self._cold = None if state.cold is None else ColdEntries(state.cold, spec, codec, lists=lists)
+        columns = [field.type for field in (*spec.entries, *spec.stored)]
+        self._number = None if state.cold is None else state.cold.add(columns)
+        #: Evicted keys whose lists expired since the last freeze.
+        self._expired: KeyIndex | None = None
         #: During a restore: a list is a dict by index.
         self._loading = True
         self._limits = source.limits
@@ -77,8 +81,8 @@ class CollectionTable:
         #: Strings are measured again at this size: double the last result, plus a constant.
         self._measure_at = self._limits.measured_bytes
         self._pending = PendingSegments(source)
-        if self._cold is not None and state.remote is not None:
-            state.remote.follow(source, spec, self._pending, self._cold.records)
+        if state.remote is not None:
+            state.remote.follow(source, spec, self._pending)
 
     # --- entries ----------------------------------------------------------------------------------------------------
 
@@ -106,9 +110,18 @@ class CollectionTable:
             expired = [] if self.stamps is None else self.stamps.expired(int(slots[0]))
             first = int(self._ends[slots[0]]) - len(container) if self.lists else 0
             found = alive_entries(container, first, expired, most)
-        elif not in_memory and self._cold is not None:
-            found = self._cold.look_up(view, slots, self.stamps, most)
+        elif not in_memory and self._state.cold is not None and self._number is not None:
+            rows = self._state.cold.look_up(view, slots, self._number)
+            found = [] if rows is None else self._alive(rows, most)
         return entry_rows(self.spec, self._codec, view.gather(slots), found)
+
+    def _alive(self, rows: KeyRows, most: int) -> list[tuple[Any, Any]]:
+        """Return the first `most` live elements or entries of an evicted key."""
+        names, values = decoded_entries(rows.columns, self.spec, self._codec)
+        alive = [True] * len(names)
+        if self.stamps is not None:
+            alive = (rows.columns[-1].to_numpy() > self.stamps.ttl.deadline).tolist()
+        return list(islice(compress(zip(names, values, strict=True), alive), most))
 
     def counts(self) -> KeyCounts:
         """Return how many elements or entries every key has."""
@@ -118,9 +131,14 @@ class CollectionTable:
 
     def changed(self, slots: I32, containers: Sequence[Any]) -> None:
         """Set the lists or dicts of the slots; empty ones are dropped."""
-        lengths = np.fromiter(map(len, containers), np.int32, len(containers))
+        self._state.note_changed(slots)
+        held = self._held
         for slot, container in zip(slots.tolist(), containers, strict=True):
-            self._held[slot] = container or None
+            held[slot] = container or None
+        self._count(slots, np.fromiter(map(len, containers), np.int32, len(containers)))
+
+    def _count(self, slots: I32, lengths: I32) -> None:
+        """Set the numbers of elements or entries of distinct slots."""
         before = self._lengths[slots]
         self._entries += int(lengths.sum(dtype=np.int64)) - int(before.sum(dtype=np.int64))
         self._containers += int(np.count_nonzero(lengths)) - int(np.count_nonzero(before))
@@ -183,8 +201,7 @@ class CollectionTable:
         first = self._swept if self._swept < count else 0
         self._swept = min(first + max(1, limit // _SWEEP_PART), count)
         self.remove_expired((np.flatnonzero(self._lengths[first : self._swept]) + first).astype(np.int32))
-        if self._cold is not None:
-            self._cold.sweep(1 + limit // self._limits.cold_sweep_part, self.stamps.ttl.deadline)
+        self._state.sweep_cold(limit)
 
     def set_ends(self, slots: I32, ends: I64) -> None:
         """Set the indices of the next elements of these lists."""
@@ -195,7 +212,8 @@ class CollectionTable:
     def freeze(self) -> FrozenTable:
         """Freeze the table, after a sweep of a part of it for expired elements and entries."""
         self.sweep(self._limits.freeze_sweep_keys)
-        self._freeze_changes(spilled=False)
+        self._pending.add(self._freeze_expired())
+        self._pending.add(self._log.freeze(self._state.index.view()))
         return self._pending.frozen()
 
     def load(self, table: pa.Table, *, unsaved: bool = False) -> None:
@@ -283,7 +301,7 @@ class CollectionTable:
         if self.stamps is not None:
             place *= 2
         objects = self._containers * _CONTAINER_BYTES + self._entries * (place + self._codec.object_bytes)
-        expired = 0 if self._cold is None else self._cold.memory_bytes
+        expired = 0 if self._expired is None else self._expired.memory_bytes
         return objects + self._text + self._log.nbytes + expired + 20 * len(self._held)
 
     def close(self) -> None:
@@ -291,47 +309,100 @@ class CollectionTable:
         self._pending.clear()
         self._held = []
 
-    def _freeze_changes(self, *, spilled: bool) -> None:
-        if self._cold is not None:
-            self._pending.add(self._cold.freeze_expired(self.source.log), spilled=spilled)
-        self._pending.add(self._log.freeze(self._state.index.view()), spilled=spilled)
-
     # --- eviction ---------------------------------------------------------------------------------------------------
 
-    def save_changes(self) -> None:
-        """Freeze all unsaved changes into a segment."""
-        self._freeze_changes(spilled=True)
+    def save_changes(self, most_bytes: int) -> None:
+        """Convert the unsaved changes to rows of a segment; up to `most_bytes` stay in memory."""
+        self._pending.gather(self._freeze_expired(), most_bytes)
+        self._pending.gather(self._log.freeze(self._state.index.view()), most_bytes)
 
-    def evict_keys(self, keys: KeyView, slots: I32) -> None:
-        """Move the lists or dicts of slots to the cold store; all changes are frozen already."""
-        if self._cold is None:
-            return
+    def take_rows(self, slots: I32) -> KeyRows:
+        """Return the elements or entries of slots, which leave memory; all changes are saved already."""
         self._fit_slots()
-        for piece in slot_batches(slots[self._lengths[slots] > 0], self._limits.evicted_keys):
-            lengths = self._lengths[piece]
-            firsts = self._ends[piece] - lengths if self.lists else lengths
-            held = [self._held[slot] for slot in piece.tolist()]
-            self._cold.put(keys, piece, zip(held, firsts.tolist(), strict=True), self.stamps)
-            self._text -= self._text * int(lengths.sum()) // self._entries
-            self.changed(piece, [()] * len(piece))
-
-    def load_keys(self, keys: KeyView, slots: I32) -> None:
-        """Load the lists or dicts of slots, which have none in memory, from the cold store."""
-        self._fit_slots()
-        reloaded, text = ([], 0) if self._cold is None else self._cold.take(keys, slots)
-        if not reloaded:
-            return
-        as_lists = self.lists and not self._loading
-        for found in reloaded:
-            if self.lists:
-                self._ends[found.slot] = found.names[-1] + 1
+        counts, places = self._lengths[slots].astype(np.int64), slots[self._lengths[slots] > 0]
+        if len(places) == 0:
+            return KeyRows(counts, [])
+        names: list[Any] = []
+        values: list[Any] = []
+        times: list[int] = []
+        for slot in places.tolist():
+            container = self._held[slot]
+            order: Any = range(len(container))
+            if isinstance(container, dict):
+                order = sorted(container) if self.lists else container
+                names += order
+                values += [container[name] for name in order] if self.lists else container.values()
+            else:
+                stop = int(self._ends[slot])
+                names += range(stop - len(container), stop)
+                values += container
             if self.stamps is not None:
-                self.stamps.put(
-                    found.slot, found.times if as_lists else dict(zip(found.names, found.times, strict=True))
-                )
-        containers = [f.values if as_lists else dict(zip(f.names, f.values, strict=True)) for f in reloaded]
-        self.changed(np.array([found.slot for found in reloaded], np.int32), containers)
-        self._text += text
+                known = self.stamps.times(slot)
+                times += [known[name] for name in order]
+        self.forget_rows(places)
+        columns = [*self._codec.encode_keys(names), *self._codec.encode_values(values)]
+        return KeyRows(counts, columns if self.stamps is None else [*columns, pa.array(times, pa.int64())])
+
+    def forget_rows(self, slots: I32) -> None:
+        """Drop the elements or entries of slots from memory; all changes are saved already."""
+        self._fit_slots()
+        slots = slots[self._lengths[slots] > 0]
+        if len(slots):
+            self._text -= self._text * int(self._lengths[slots].sum()) // self._entries
+            self._count(slots, np.zeros(len(slots), np.int32))
+            for slot in slots.tolist():
+                self._held[slot] = None
+                if self.stamps is not None:
+                    self.stamps.drop(slot)
+
+    def load_rows(self, slots: I32, rows: KeyRows) -> None:
+        """Add the lists or dicts of slots, which have none in memory."""
+        if not rows.counts.any():
+            return
+        self._fit_slots()
+        as_lists = self.lists and not self._loading
+        names, values = decoded_entries(rows.columns, self.spec, self._codec)
+        times = [] if self.stamps is None else rows.columns[-1].to_numpy().tolist()
+        there = rows.counts > 0
+        slots, counts = slots[there], rows.counts[there]
+        stops = np.cumsum(counts).tolist()
+        if self.lists:
+            self._ends[slots] = [names[stop - 1] + 1 for stop in stops]
+        held = self._held
+        for slot, first, stop in zip(slots.tolist(), [0, *stops[:-1]], stops, strict=True):
+            own = values[first:stop]
+            held[slot] = own if as_lists else dict(zip(names[first:stop], own, strict=True))
+            if self.stamps is not None:
+                known = times[first:stop]
+                self.stamps.put(slot, known if as_lists else dict(zip(names[first:stop], known, strict=True)))
+        self._count(slots, counts.astype(np.int32))
+        self._text += self._codec.text_bytes(rows.columns[: len(self.spec.entries) + len(self.spec.values)])
+
+    @property
+    def deadline(self) -> int | None:
+        """The time of last access up to which elements and entries have expired; None without a time-to-live."""
+        return None if self.stamps is None else self.stamps.ttl.deadline
+
+    def note_expired(self, keys: KeyColumns, hashes: I64) -> None:
+        """Record evicted keys whose lists expired: the log has to clear them.
+
+        The indices of a new list of its key start at 0 again, and must not mix with saved elements.
+        """
+        if self.lists:
+            self._expired = self._expired or KeyIndex(self.spec.key_schema)
+            self._expired.upsert(keys, hashes)
+
+    def _freeze_expired(self) -> FrozenEntries | None:
+        """Return changes that clear the evicted lists that expired since the last call; None: no list has expired.
+
+        They precede all later changes in memory: the keys had nothing there when they expired.
+        """
+        expired, self._expired = self._expired, None
+        if expired is None:
+            return None
+        log = EntryLog(self.spec, self.source.log)
+        log.clear(np.arange(expired.count, dtype=np.int32))
+        return log.freeze(expired.view())
 
     # --- slots ------------------------------------------------------------------------------------------------------
 

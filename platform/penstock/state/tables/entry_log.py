@@ -114,7 +114,7 @@ class EntryLog:
 
     def _reduce(self) -> None:
         changes = reduced(self._parts, len(self._spec.entries))
-        if not self._saved.entries:
+        if not self._saved.entries and not self._saved.gathering:
             changes = changes.filter(pc.invert(changes.column(DELETED)))
         self._keep([changes] if changes.num_rows else [])
         self._reduce_rows, self._reduce_bytes = 2 * self._rows + self._many, 2 * self.nbytes + self._large

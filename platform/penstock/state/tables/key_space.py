@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
     from penstock.state.remote.remote_keys import RemoteKeys
-    from penstock.state.spill.cold_records import SpillStore
+    from penstock.state.spill.cold_records import KeyRows, SpillStore
 
 
 class SlotTable(Protocol):
@@ -30,14 +30,35 @@ class SlotTable(Protocol):
 class ColdTable(SlotTable, Protocol):
     """A table whose keys can be evicted: every table except the rows of a join."""
 
-    def save_changes(self) -> None:
-        """Freeze the changes since the last freeze into a segment, so that only the table's rows refer to slots."""
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes of the rows in memory and of those waiting for an upload."""
 
-    def evict_keys(self, keys: KeyView, slots: I32) -> None:
-        """Move all state of these slots, in hash order, to the cold store."""
+    def save_changes(self, most_bytes: int) -> None:
+        """Convert the changes since the last freeze to rows of a segment, so that only the table's rows have slots.
 
-    def load_keys(self, keys: KeyView, slots: I32) -> None:
-        """Load the state of these slots, which were just created, from the cold store."""
+        Up to `most_bytes` of them stay in memory until the next freeze.
+        """
+
+
+class RowTable(ColdTable, Protocol):
+    """A table whose rows are a part of their key's record when the key is evicted."""
+
+    def take_rows(self, slots: I32) -> KeyRows:
+        """Return the rows of these slots, which leave memory; all changes are saved already."""
+
+    def forget_rows(self, slots: I32) -> None:
+        """Drop the rows of these slots from memory: the records of their keys have them; all changes are saved."""
+
+    def load_rows(self, slots: I32, rows: KeyRows) -> None:
+        """Add the rows of these slots, which have none in memory."""
+
+    @property
+    def deadline(self) -> int | None:
+        """The time of last access up to which rows have expired; None without a time-to-live."""
+
+    def note_expired(self, keys: KeyColumns, hashes: I64) -> None:
+        """Record that all rows of these evicted keys expired and were removed."""
 
 
 class KeySpace(Protocol):
@@ -64,6 +85,12 @@ class KeySpace(Protocol):
     def remote(self) -> RemoteKeys | None:
         """Fetches keys from the object store; None: all keys are in memory or in the local store."""
 
+    def note_changed(self, slots: I32) -> None:
+        """Record that rows of slots were changed: the records of their keys in the cold store are out of date."""
+
+    def sweep_cold(self, limit: int) -> None:
+        """Check evicted keys, one per so many of `limit`, and remove rows that expired."""
+
 
 def find_key(index: KeyIndex, remote: RemoteKeys | None, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
     """Return a single key as a slot of a view, and whether it is in memory; a remote key is fetched, not loaded."""
@@ -71,7 +98,7 @@ def find_key(index: KeyIndex, remote: RemoteKeys | None, keys: KeyColumns, hashe
     if len(found):
         return index.view(), found, True
     if remote is not None:
-        remote.ensure(hashes, index, index.count)
+        remote.ensure(hashes)
     lookup_index = KeyIndex(index.schema)
     slots = lookup_index.upsert(keys, hashes).copy()
     return lookup_index.view(), slots, False

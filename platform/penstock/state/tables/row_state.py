@@ -19,8 +19,10 @@ from penstock.core.errors import StateTooLargeError
 from penstock.kernels.rows.row_order import number_slots
 from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.keys.key_index import KeyIndex
+from penstock.state.keys.sorted_keys import decode_keys
 from penstock.state.log.row_spec import TIMERS, JoinRowSpec, RowSpec
 from penstock.state.memory.lru_eviction import EvictionPolicy
+from penstock.state.spill.cold_records import slot_batches
 from penstock.state.tables.collection_table import CollectionTable
 from penstock.state.tables.join_buffer import JoinBuffer
 from penstock.state.tables.key_space import find_key
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.state.spill.cold_records import SpillStore
     from penstock.state.spill.join_runs import RunFiles
     from penstock.state.tables.entry_codec import EntryCodec
-    from penstock.state.tables.key_space import ColdTable, SlotTable
+    from penstock.state.tables.key_space import ColdTable, RowTable, SlotTable
 
 #: Rows of joins are not spilled while they take less than one part in this many of the limit.
 _LEAST_PART = 8
@@ -81,11 +83,14 @@ class RowState:
         #: Whether eviction is suspended.
         self.keeps_all = False
         self._tables: list[SlotTable] = []
-        #: Those whose keys can be evicted.
-        self._cold_tables: list[ColdTable] = []
+        #: Those whose rows are in the records of evicted keys, by number.
+        self._row_tables: list[RowTable] = []
+        self._timer_tables: list[TimerTable] = []
         self._join_buffers: list[JoinBuffer] = []
         self._expiring: list[ValueTable | CollectionTable] = []
         self._numbers: I32 = np.zeros(0, np.int32)
+        #: Of each slot, whether the cold store may have a record of the key, and whether it is out of date.
+        self._stored, self._changed = np.zeros(0, np.bool_), np.zeros(0, np.bool_)
         self._check_dead_at = self._limits.dead_keys
 
     # --- declarations -----------------------------------------------------------------------------------------------
@@ -99,7 +104,8 @@ class RowState:
         def make(source: FrozenSource) -> ValueTable:
             # with the field ids of the restored snapshot
             table = ValueTable(source, source.spec if isinstance(source.spec, RowSpec) else spec, self, ttl)
-            self._enter(table)
+            self._tables.append(table)
+            self._row_tables.append(table)
             return table
 
         made: ValueTable = self._declare(name, spec, make)
@@ -134,7 +140,8 @@ class RowState:
     def _entries(self, name: str, spec: RowSpec, codec: EntryCodec, ttl: Ttl | None, *, lists: bool) -> CollectionTable:
         def make(source: FrozenSource) -> CollectionTable:
             table = CollectionTable(source, spec, self, codec, ttl, lists=lists)
-            self._enter(table)
+            self._tables.append(table)
+            self._row_tables.append(table)
             return table
 
         made: CollectionTable = self._declare(name, spec, make)
@@ -156,7 +163,8 @@ class RowState:
 
         def make(source: FrozenSource) -> TimerTable:
             table = TimerTable(source, spec, self)
-            self._enter(table)
+            self._tables.append(table)
+            self._timer_tables.append(table)
             return table
 
         made: TimerTable = self._declare(TIMERS + name, spec, make)
@@ -177,10 +185,6 @@ class RowState:
         made: JoinBuffer = self._declare(name, spec, make)
         return made
 
-    def _enter(self, table: ColdTable) -> None:
-        self._tables.append(table)
-        self._cold_tables.append(table)
-
     # --- keys -------------------------------------------------------------------------------------------------------
 
     def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
@@ -191,14 +195,33 @@ class RowState:
         slots = self.index.upsert(keys, hashes)
         self._policy.touch(slots, self.index.count)
         if self.index.count > known:
+            self._fit_slots()
             view, new = self.index.view(), np.arange(known, self.index.count, dtype=np.int32)
             parts = [new] if self.remote is None else [new[some] for some in self.remote.parts(view.hashes[new])]
             for part in parts:
                 if self.remote is not None:
-                    self.remote.ensure(view.hashes[part], self.index, known)
-                for table in self._cold_tables:
-                    table.load_keys(view, part)
+                    self.remote.ensure(view.hashes[part])
+                self._load(self.cold, view, part)
         return slots
+
+    def _load(self, cold: SpillStore, keys: KeyView, slots: I32) -> None:
+        """Load the rows of slots, which were just created, from the cold store."""
+        found = cold.load(keys, slots)
+        if found is not None:
+            self._stored[found.slots] = True
+            for table, rows in zip(self._row_tables, found.rows, strict=True):
+                table.load_rows(found.slots, rows)
+
+    def note_changed(self, slots: I32) -> None:
+        """Record that rows of slots were changed: the records of their keys in the cold store are out of date."""
+        if self.cold is not None:
+            self._changed[slots] = True
+
+    def _fit_slots(self) -> None:
+        missing = self.index.count - len(self._stored)
+        if missing > 0:
+            more = np.zeros(max(missing, len(self._stored)), np.bool_)
+            self._stored, self._changed = np.append(self._stored, more), np.append(self._changed, more)
 
     def most_keys(self, most: int) -> int:
         """Return how many keys, at most `most`, may enter memory before the next `settle`."""
@@ -246,6 +269,11 @@ class RowState:
         known = self.index.memory_bytes + int(self._numbers.nbytes) + self._policy.memory_bytes
         return known + sum(table.hot_bytes for table in self._cold_tables)
 
+    @property
+    def _cold_tables(self) -> tuple[ColdTable, ...]:
+        """The tables whose keys can be evicted."""
+        return (*self._row_tables, *self._timer_tables)
+
     def settle(self) -> None:
         """Count memory after a batch; slots may be renumbered by this call.
 
@@ -274,6 +302,7 @@ class RowState:
     def close(self) -> None:
         """Report the memory as free."""
         self._budget.report(self._holder, 0)
+        self._budget.work(f"{self._holder}/waiting", 0)
 
     def _make_room(self) -> None:
         """Evict keys down to the limit, report the usage, and spill join rows."""
@@ -281,13 +310,15 @@ class RowState:
             for rows in self._join_buffers:
                 rows.spill()
             for table in self._cold_tables:
-                table.save_changes()
+                table.save_changes(self._policy.gathered_bytes)
             held, keys = self.key_bytes, -1
             while self.index.count not in (0, keys) and self._policy.full(held, self.index.count):
                 before, keys = held, self.index.count
-                self._evict()
+                self._evict(self.cold, held)
                 held = self.key_bytes
                 self._policy.record_evicted(keys - self.index.count, before - held)
+            waiting = sum(table.memory_bytes - table.hot_bytes for table in self._cold_tables)
+            self._budget.work(f"{self._holder}/waiting", waiting)
         self._budget.report(self._holder, self.hot_bytes)
         if self._run_files is not None and self._join_buffers:
             self._spill()
@@ -321,15 +352,44 @@ class RowState:
         held += 0 if self.remote_runs is None else self.remote_runs.remote_bytes(low, high)
         return even_parts(owned, 1 + held // self._together)
 
-    def _evict(self) -> None:
+    def sweep_cold(self, limit: int) -> None:
+        """Check evicted keys, one per so many of `limit`, and remove rows that expired."""
+        if self.cold is None:
+            return
+        deadlines = [table.deadline for table in self._row_tables]
+        gone = self.cold.sweep(1 + limit // self._limits.cold_sweep_part, deadlines, self.index.hashes)
+        for table, names in zip(self._row_tables, gone, strict=True):
+            if names:
+                keys, hashes, _ = decode_keys(self.index.schema, names)
+                table.note_expired(keys, hashes)
+
+    def _evict(self, cold: SpillStore, held: int) -> None:
         """Evict the least recently used keys."""
         count, view = self.index.count, self.index.view()
-        stays = self._policy.kept_mask(count)
+        stays = self._policy.kept_mask(count, held)
         leaving = np.flatnonzero(~stays).astype(np.int32)
         leaving = leaving[np.argsort(view.hashes[leaving])]
-        for cold in self._cold_tables:
-            cold.evict_keys(view, leaving)
+        for piece in slot_batches(leaving, self._limits.evicted_keys) if self._row_tables else ():
+            self._put_rows(cold, view, piece)
+        for timers in self._timer_tables:
+            timers.evict_keys(view, leaving)
         self._keep(np.flatnonzero(stays).astype(np.int32))
+
+    def _put_rows(self, cold: SpillStore, keys: KeyView, slots: I32) -> None:
+        """Store the rows of slots, which leave memory, where the records are not up to date."""
+        # remote records may have been dropped, and fetched again from the log
+        same = self._stored[slots] & ~self._changed[slots] & (self.remote is None)
+        for table in self._row_tables if same.any() else ():
+            table.forget_rows(slots[same])
+        slots = slots[~same]
+        rows = [table.take_rows(slots) for table in self._row_tables]
+        cold.put(keys, slots, rows)
+        without = slots[~np.any([some.counts for some in rows], axis=0)]
+        cold.delete(keys, without[self._may_be_stored(without)])
+
+    def _may_be_stored(self, slots: I32) -> np.ndarray:
+        """Return a mask of the slots whose keys may have a record in the cold store."""
+        return np.ones(len(slots), np.bool_) if self.remote is not None else self._stored[slots]
 
     def _drop_dead_keys(self) -> None:
         """Compact the index: drop keys that no table uses, if they are at least half of all."""
@@ -341,6 +401,9 @@ class RowState:
         if 2 * living > count:
             self._check_dead_at = count + max(self._limits.dead_keys, count // 2)
             return
+        if self.cold is not None:
+            dead = np.flatnonzero(~used).astype(np.int32)
+            self.cold.delete(self.index.view(), dead[self._may_be_stored(dead)])
         self._keep(np.flatnonzero(used).astype(np.int32))
         self._check_dead_at = 2 * living + self._limits.dead_keys
 
@@ -353,3 +416,4 @@ class RowState:
             table.renumber(numbers)
         if self.cold is not None:
             self._policy.moved(kept)
+            self._stored, self._changed = self._stored[kept], self._changed[kept]

@@ -213,7 +213,7 @@ class TimerTable:
     def counts(self) -> KeyCounts:
         """Return how many timers every key has in memory."""
         hashes = self._state.index.hashes
-        words = np.concatenate([np.empty(0, np.int64), *(bucket.resolve() for bucket in self._buckets.values())])
+        _, words, _ = self._every_bucket()
         counts = np.bincount(words >> 1 & _SLOT_MASK, minlength=len(hashes))
         return KeyCounts(hashes, counts, ((self._state.index.view(), len(hashes)),))
 
@@ -301,20 +301,17 @@ class TimerTable:
 
     def freeze(self) -> FrozenTable:
         """Freeze the timers; those that fired since the last freeze become one tombstone."""
-        self._freeze_changes(spilled=False)
+        self._pending.add(self._unsaved())
         return self._pending.frozen()
 
-    def _freeze_changes(self, *, spilled: bool) -> None:
-        log = self.source.log
+    def _unsaved(self) -> FrozenTimers | None:
+        """Return the unsaved changes, which count as saved then, and hide those that fired; None: nothing changed."""
         if self._fired > MIN_TIMESTAMP:
-            log.add_tombstone(log.hash_range, MIN_TIMESTAMP, self._fired)
-        if self._changes:
-            rows = FrozenTimers(
-                self.spec, self._state.index.view(), tuple(self._changes), self._fired_rows, self._fired
-            )
-            self._pending.add(rows, spilled=spilled)
+            self._pending.hide(self._fired)
+        rows = FrozenTimers(self.spec, self._state.index.view(), tuple(self._changes), self._fired_rows, self._fired)
         self._changes, self._changed, self._reduce_at = [], 0, self.source.limits.many_changes
         self._fired_rows, self._fired = 0, MIN_TIMESTAMP
+        return rows if rows.parts else None
 
     def load(self, table: pa.Table) -> None:
         """Add restored timers, newest last."""
@@ -340,9 +337,9 @@ class TimerTable:
 
     # --- eviction ---------------------------------------------------------------------------------------------------
 
-    def save_changes(self) -> None:
-        """Freeze all unsaved changes into a segment."""
-        self._freeze_changes(spilled=True)
+    def save_changes(self, most_bytes: int) -> None:
+        """Convert the unsaved changes to rows of a segment; up to `most_bytes` stay in memory."""
+        self._pending.gather(self._unsaved(), most_bytes)
 
     def evict_keys(self, keys: KeyView, slots: I32) -> None:
         """Move the timers of slots to the cold store; all changes are frozen already."""
@@ -350,43 +347,50 @@ class TimerTable:
             return
         leaving = np.zeros(self._state.index.count, np.bool_)
         leaving[slots] = True
-        for number in sorted(self._buckets):
-            bucket = self._buckets[number]
-            words = bucket.resolve()
-            owners = (words >> 1) & _SLOT_MASK
-            gone = leaving[owners]
-            if gone.any():
-                times = (number << _BUCKET_BITS) + (words[gone] >> (_SLOT_BITS + 1))
-                self._put_cold(keys, owners[gone].astype(np.int32), times)
-                bucket.keep(words[~gone])
-                if gone.all():
-                    del self._buckets[number]
+        numbers, words, edges = self._every_bucket()
+        owners = (words >> 1) & _SLOT_MASK
+        gone = leaving[owners]
+        begins = np.repeat(np.array(numbers, np.int64) << _BUCKET_BITS, np.diff(edges))
+        times = begins[gone] + (words[gone] >> (_SLOT_BITS + 1))
+        self._put_cold(keys, owners[gone].astype(np.int32), times)
+        self._keep(numbers, words[~gone], edges - np.append(0, np.cumsum(gone))[edges])
 
     def _put_cold(self, keys: KeyView, slots: I32, times: I64) -> None:
         assert self._cold is not None  # noqa: S101 - callers check it
         local = np.ones(len(times), np.bool_) if self._remote is None else self._remote.local(times)
         self._cold.put(keys, slots[local], times[local])
 
-    def load_keys(self, keys: KeyView, slots: I32) -> None:
-        """Do nothing: timers are loaded when they are due."""
-
     # --- slots ------------------------------------------------------------------------------------------------------
 
     def mark_used(self, used: np.ndarray) -> None:
         """Set the slots that have a timer or an unsaved change."""
-        for bucket in self._buckets.values():
-            used[(bucket.resolve() >> 1) & _SLOT_MASK] = True
+        _, words, _ = self._every_bucket()
+        used[(words >> 1) & _SLOT_MASK] = True
         self._reduce()
         for changes in self._changes:
             used[changes.slots] = True
 
     def renumber(self, numbers: I32) -> None:
         """Renumber slots: slot s becomes `numbers[s]`; the order is kept, so buckets stay sorted."""
-        for bucket in self._buckets.values():
-            words = bucket.resolve()
-            slots = numbers[(words >> 1) & _SLOT_MASK].astype(np.int64)
-            bucket.keep((words & ~np.int64(_SLOT_MASK << 1)) | (slots << 1))
+        buckets, words, edges = self._every_bucket()
+        slots = numbers[(words >> 1) & _SLOT_MASK].astype(np.int64)
+        self._keep(buckets, (words & ~np.int64(_SLOT_MASK << 1)) | (slots << 1), edges)
         self._changes = [TimerChanges(numbers[c.slots], c.times, c.deleted) for c in self._changes]
+
+    def _every_bucket(self) -> tuple[list[int], I64, I64]:
+        """Return the numbers of all buckets, the words of all, and the edges between those of two buckets."""
+        numbers = sorted(self._buckets)
+        words = [self._buckets[number].resolve() for number in numbers]
+        edges = np.cumsum([0, *map(len, words)])
+        return numbers, np.concatenate([np.empty(0, np.int64), *words]), edges
+
+    def _keep(self, numbers: list[int], words: I64, edges: I64) -> None:
+        """Replace the words of all buckets, given as `_every_bucket` returns them; empty ones are removed."""
+        for number, first, stop in zip(numbers, edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            if first == stop:
+                del self._buckets[number]
+            else:
+                self._buckets[number].keep(words[first:stop])
 
     def _enter(self, slots: I32, times: I64, deleted: np.ndarray) -> None:
         if len(slots) == 0:

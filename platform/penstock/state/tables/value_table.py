@@ -32,7 +32,7 @@ from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.log.segment_columns import DELETED, keyed_batch, segment_table
 from penstock.state.memory.limits import PRODUCTION
-from penstock.state.spill.cold_records import ColdRecords, slot_batches
+from penstock.state.spill.cold_records import KeyRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -238,8 +238,7 @@ class ValueTable:
 
     def __init__(self, source: FrozenSource, spec: RowSpec, state: KeySpace, ttl: Ttl | None = None) -> None:
         """Create an empty table; `load` fills it during a restore, `loaded` ends the restore."""
-        types = [field.type for field in spec.stored]
-        self._cold = None if state.cold is None else ColdRecords(state.cold, types)
+        self._number = None if state.cold is None else state.cold.add([field.type for field in spec.stored])
         self.source = source
         self.spec = spec
         self.ttl = ttl
@@ -258,8 +257,8 @@ class ValueTable:
         self._where: I32 = np.full(rows, -1, np.int32)
         self._pending = PendingSegments(source)
         self._swept = 0
-        if self._cold is not None and state.remote is not None:
-            state.remote.follow(source, spec, self._pending, self._cold)
+        if state.remote is not None:
+            state.remote.follow(source, spec, self._pending)
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -280,7 +279,8 @@ class ValueTable:
         """Return the live value of one key, if it has one; see `state.store.StateTable`."""
         del most
         view, slots, in_memory = self._state.find(keys, hashes)
-        cold = None if in_memory or self._cold is None else self._cold.look_up(view, slots)
+        store, number = self._state.cold, self._number
+        cold = None if in_memory or store is None or number is None else store.look_up(view, slots, number)
         rows = self.rows_of(slots) if in_memory else np.full(1, -1, np.int32)
         values = self.arrays(rows) if rows[0] >= 0 else [] if cold is None else cold.columns
         if not values or (self.ttl is not None and values[-1][0].as_py() <= self.ttl.deadline):
@@ -302,6 +302,8 @@ class ValueTable:
     def _put(self, slots: I32, arrays: Sequence[pa.Array], *, clean: bool = False) -> None:
         first = self._append(slots, deleted=False)
         self._clean[first : self._end] = clean
+        if not clean:
+            self._state.note_changed(slots)
         for column, array in zip(self._columns, arrays, strict=True):
             column.put(first, array)
         self._where[slots] = np.arange(first, self._end, dtype=np.int32)
@@ -312,6 +314,7 @@ class ValueTable:
         slots = slots[self._where[slots] >= 0]
         if len(slots):
             first = self._append(slots, deleted=True)
+            self._state.note_changed(slots)
             for column in self._columns:
                 column.put_nulls(first, len(slots))
             self._where[slots] = -1
@@ -336,8 +339,7 @@ class ValueTable:
         self._swept = min(first + limit, self._state.index.count)
         slots = np.arange(first, self._swept, dtype=np.int32)
         self.clear(slots[self.expired(self._where[slots])])
-        if self._cold is not None:
-            self._cold.sweep(1 + limit // self._limits.cold_sweep_part, self.ttl.deadline)
+        self._state.sweep_cold(limit)
 
     def loaded(self) -> None:
         """Finish a restore: remove expired values."""
@@ -348,7 +350,7 @@ class ValueTable:
     def freeze(self) -> FrozenTable:
         """Freeze the table, after a sweep of a part of it for expired values."""
         self.sweep(self._limits.freeze_sweep_keys)
-        self._freeze_dirty(spilled=False)
+        self._pending.add(self._unsaved())
         return self._pending.frozen()
 
     def load(self, table: pa.Table) -> None:
@@ -370,6 +372,7 @@ class ValueTable:
         if unsaved:
             self.clear(slots[deleted])
         self._where[slots[deleted]] = -1
+        self._state.note_changed(slots)
         kept = np.flatnonzero(~deleted)
         arrays = [batch.column(name) for name in self.spec.stored_names]
         if len(kept) < len(slots):
@@ -393,7 +396,8 @@ class ValueTable:
         """Drop waiting segments."""
         self._pending.clear()
 
-    def _freeze_dirty(self, *, spilled: bool) -> None:
+    def _unsaved(self) -> FrozenLog | None:
+        """Return the unsaved changes, which count as saved then; None if there are none."""
         part = slice(self._dirty_from, self._end)
         columns = tuple(copy.copy(column) for column in self._columns)
         rows = FrozenLog(
@@ -406,9 +410,8 @@ class ValueTable:
             clean=self._clean[part],
             columns=columns,
         )
-        if not rows.clean.all():
-            self._pending.add(rows, spilled=spilled)
         self._dirty_from = self._end
+        return None if rows.clean.all() else rows
 
     def holds(self, rows: I32) -> bool:
         """Return whether frozen rows are still in the table's own memory."""
@@ -416,24 +419,34 @@ class ValueTable:
 
     # --- eviction ---------------------------------------------------------------------------------------------------
 
-    def save_changes(self) -> None:
-        """Freeze all unsaved changes into a segment."""
-        self._freeze_dirty(spilled=True)
+    def save_changes(self, most_bytes: int) -> None:
+        """Convert the unsaved changes to rows of a segment; up to `most_bytes` stay in memory."""
+        self._pending.gather(self._unsaved(), most_bytes)
 
-    def evict_keys(self, keys: KeyView, slots: I32) -> None:
-        """Move the values of slots to the cold store; all changes are frozen already."""
-        if self._cold is None:
-            return
+    def take_rows(self, slots: I32) -> KeyRows:
+        """Return the values of slots, which leave memory; all changes are saved already."""
+        rows = self.rows_of(slots)
+        there = rows >= 0
+        self.forget_rows(slots)
+        return KeyRows(there.astype(np.int64), self.arrays(rows[there]))
+
+    def forget_rows(self, slots: I32) -> None:
+        """Drop the values of slots from memory; all changes are saved already."""
         self._fit_slots()
-        for piece in slot_batches(slots[self._where[slots] >= 0], self._limits.evicted_keys):
-            self._cold.put(keys, piece, np.ones(len(piece), np.int64), self.arrays(self._where[piece]))
-            self._where[piece] = -1
+        self._where[slots] = -1
 
-    def load_keys(self, keys: KeyView, slots: I32) -> None:
-        """Load the values of slots, which have none in memory, from the cold store."""
-        taken = None if self._cold is None else self._cold.take(keys, slots)
-        if taken is not None:
-            self._put(taken.slots, taken.columns, clean=True)
+    def load_rows(self, slots: I32, rows: KeyRows) -> None:
+        """Add the values of slots, which have none in memory."""
+        if rows.counts.any():
+            self._put(slots[rows.counts > 0], rows.columns, clean=True)
+
+    @property
+    def deadline(self) -> int | None:
+        """The time of last access up to which values have expired; None without a time-to-live."""
+        return None if self.ttl is None else self.ttl.deadline
+
+    def note_expired(self, keys: KeyColumns, hashes: I64) -> None:
+        """Do nothing: a restore and a compaction ignore expired values."""
 
     # --- slots ------------------------------------------------------------------------------------------------------
 
