@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.state.memory.lru_eviction import LruClock
+from penstock.state.memory.budget import LruClock
 
 STEPS = st.lists(st.one_of(st.sets(st.integers(0, 30), min_size=1), st.integers(2, 4)), min_size=1, max_size=40)
 

@@ -26,7 +26,7 @@ from penstock.state.log.segment_columns import StateSpec
 from penstock.state.log.segment_file import SegmentFile
 from penstock.state.log.segment_log import LogView, SegmentLog
 from penstock.state.log.segments import clip_of, read_visible, segment_of
-from penstock.state.memory.lru_eviction import EvictionPolicy
+from penstock.state.memory.budget import EvictionPolicy
 from penstock.state.panes.pane_table import PaneTable
 from penstock.state.panes.running_table import RunningTable
 from penstock.state.panes.session_table import SessionTable

@@ -9,7 +9,7 @@ from penstock.state.log.row_spec import ENTRY, RowSpec
 from penstock.state.log.segment_columns import DELETED
 from penstock.state.log.segment_log import SegmentLog
 from penstock.state.memory.limits import StateLimits
-from penstock.state.tables.entry_log import EntryLog
+from penstock.state.tables.entries import EntryLog
 
 SPEC = RowSpec(
     pa.schema([("k", pa.int64())]),

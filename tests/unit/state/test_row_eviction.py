@@ -20,9 +20,8 @@ from penstock.graph.restore_plan import clip_keyed
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.keys.key_index import KeyIndex
-from penstock.state.memory.budget import MemoryBudget
+from penstock.state.memory.budget import EvictionPolicy, MemoryBudget
 from penstock.state.memory.limits import PRODUCTION, StateLimits
-from penstock.state.memory.lru_eviction import EvictionPolicy
 from penstock.state.spill.cold_records import ColdTimers, KeyRows, RowPacker, SpillStore
 from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state

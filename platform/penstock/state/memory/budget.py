@@ -1,9 +1,21 @@
-"""Managed memory of a slot: the bytes that each holder uses, against one limit.
+"""Managed memory of a slot: the bytes of each holder against one limit, and which keys leave memory when it is full.
 
-The tables report from one subtask's thread; the thread that encodes a checkpoint reports its working memory.
+The tables report from one subtask's thread; the thread that encodes a checkpoint reports its working memory. The
+eviction policy belongs to a table, or to the tables of a row state: the LRU clock of its slots, when it is full, and
+which keys stay in memory.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.state.memory.limits import PRODUCTION, StateLimits
+
+if TYPE_CHECKING:
+    from penstock.kernels.compiler.compile import I32
 
 
 class MemoryBudget:
@@ -56,3 +68,126 @@ class MemoryBudget:
     def should_shrink(self, holder: str) -> bool:
         """Return whether the limit is exceeded and `holder` has at least its fair share."""
         return self.exceeded and self._held.get(holder, 0) * len(self._held) >= self.limit_bytes
+
+
+#: Largest call number that fits the array's type.
+_CALLS = (1 << 32) - 1
+
+
+class LruClock:
+    """The number of the last call that used each slot; 0: never."""
+
+    def __init__(self, most_calls: int = _CALLS) -> None:
+        """Start without slots; after `most_calls` calls the clock is renumbered in the same order."""
+        self._most_calls = most_calls
+        self._calls = np.zeros(0, np.uint32)
+        self._call = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the array."""
+        return int(self._calls.nbytes)
+
+    def fit(self, count: int) -> None:
+        """Make room for `count` slots."""
+        if count > len(self._calls):
+            wider = np.zeros(max(count, 2 * len(self._calls)), np.uint32)
+            wider[: len(self._calls)] = self._calls
+            self._calls = wider
+
+    def touch(self, slots: I32, count: int) -> None:
+        """Mark `slots` as used by this call; the table has `count` slots."""
+        self.fit(count)
+        if self._call >= self._most_calls:
+            distinct, numbers = np.unique(self._calls, return_inverse=True)
+            self._calls = (numbers + (distinct[0] > 0)).astype(np.uint32)
+            self._call = len(distinct)
+        self._call += 1
+        self._calls[slots] = self._call
+
+    def most_recent_mask(self, count: int, part: int) -> np.ndarray:
+        """Return a mask of the most recently used of `count` (> 0) slots: at most `count` / `part` of them."""
+        self.fit(count)
+        calls = self._calls[:count]
+        place = min(count - 1, count - count // part)
+        return np.asarray(calls > np.partition(calls, place)[place])
+
+    def moved(self, kept: I32) -> None:
+        """Adopt a compacted numbering: the slots `kept`, in this order; nothing to do if none was ever used."""
+        if len(self._calls):
+            self.fit(int(kept.max(initial=-1)) + 1)
+            self._calls = self._calls[kept]
+
+
+#: Keys that enter memory together may take one part in this many of an even share.
+_INCOMING = 8
+#: A batch has a row per this many bytes of managed memory.
+_BYTES_PER_ROW = 1024
+#: Changes of evicted keys take at most one part in this many of an even share for each state, or so many bytes.
+_GATHERED_PART, _LEAST_GATHERED = 32, 64 << 10
+
+
+@dataclass(slots=True)
+class EvictionPolicy:
+    """The last use of each slot, and the limits for keys in memory."""
+
+    budget: MemoryBudget
+    holder: str
+    limits: StateLimits = PRODUCTION
+    #: Rows in memory may take one part in this many of an even share.
+    hot_part: int = 2
+    _lru: LruClock = field(default_factory=LruClock)
+    #: Average bytes of an evicted key; 0: none was evicted yet.
+    _key_bytes: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes of the LRU clock."""
+        return self._lru.nbytes
+
+    @property
+    def batch_rows(self) -> int:
+        """The most rows to add or evict at a time in bounded memory."""
+        return max(self.limits.piece_rows, self.budget.limit_bytes // _BYTES_PER_ROW)
+
+    @property
+    def gathered_bytes(self) -> int:
+        """The most bytes of changes of evicted keys that a state holds in memory."""
+        share = self.budget.share_of(self.holder)
+        return min(self.limits.gathered_bytes, max(_LEAST_GATHERED, share // _GATHERED_PART))
+
+    def touch(self, slots: I32, count: int) -> None:
+        """Mark `slots` as used now; the table has `count` slots."""
+        self._lru.touch(slots, count)
+
+    def full(self, hot_bytes: int, keys: int) -> bool:
+        """Return whether `hot_bytes` or `keys` exceeds its limit."""
+        share = self.budget.share_of(self.holder)
+        return keys > self.limits.hot_keys or hot_bytes * self.hot_part > share
+
+    def kept_mask(self, count: int, hot_bytes: int = 0) -> np.ndarray:
+        """Return a mask of the slots that stay in memory: the most recently used ones of `count`.
+
+        If `hot_bytes` exceed the limit several times, fewer stay, so that one eviction is enough.
+        """
+        share = max(1, self.budget.share_of(self.holder))
+        part = self.limits.kept_keys_part
+        return self._lru.most_recent_mask(count, max(part, part * hot_bytes * self.hot_part // share))
+
+    def record_evicted(self, keys: int, freed_bytes: int) -> None:
+        """Record that `keys` keys were evicted, which freed `freed_bytes`."""
+        if keys:
+            # the evicted keys may be small while large ones remain, so the average falls slowly
+            self._key_bytes = max(1, freed_bytes // keys, self._key_bytes // 2)
+
+    def most_incoming(self, most: int) -> int:
+        """Return how many keys, from 1 to `most`, may enter memory before the next eviction check."""
+        most = min(most, self.limits.incoming_keys)
+        if not self._key_bytes:
+            return most
+        room = self.budget.share_of(self.holder) // _INCOMING
+        return max(1, min(most, room // self._key_bytes))
+
+    def moved(self, kept: I32) -> None:
+        """Adopt a compacted numbering: the slots `kept`, in this order."""
+        self._lru.moved(kept)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.state.cells.accumulators import PaneTableSpec
     from penstock.state.cells.pane_memory import FrozenCells
     from penstock.state.log.frozen import FrozenSource
-    from penstock.state.memory.lru_eviction import EvictionPolicy
+    from penstock.state.memory.budget import EvictionPolicy
     from penstock.state.spill.cold_file import ColdFileStore
     from penstock.state.spill.cold_panes import ColdPanes
 

@@ -15,7 +15,7 @@ from penstock.state.cells.hot_panes import Fired, HotPanes, overflow, table_to_r
 from penstock.state.cells.pane_memory import add_rows
 from penstock.state.keys.key_index import KeyCounts, KeyIndex, canonical
 from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
-from penstock.state.memory.lru_eviction import EvictionPolicy
+from penstock.state.memory.budget import EvictionPolicy
 from penstock.state.panes.pane_eviction import (
     FrozenCold,
     FrozenPanes,

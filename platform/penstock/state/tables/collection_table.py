@@ -19,8 +19,7 @@ from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.log.segment_columns import LAST_ACCESS, keyed_batch
 from penstock.state.log.ttl import EntryStamps
 from penstock.state.spill.cold_records import KeyRows
-from penstock.state.tables.entry_codec import alive_entries, decoded_entries, entry_rows, restored_entries
-from penstock.state.tables.entry_log import EntryLog
+from penstock.state.tables.entries import EntryLog, alive_entries, decoded_entries, entry_rows, restored_entries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.ttl import Ttl
-    from penstock.state.tables.entry_codec import EntryCodec
-    from penstock.state.tables.entry_log import FrozenEntries
+    from penstock.state.tables.entries import EntryCodec, FrozenEntries
     from penstock.state.tables.key_space import KeySpace
 
 #: Bytes of an empty list or dict with the capacity for the first few elements.

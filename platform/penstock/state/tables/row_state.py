@@ -21,7 +21,7 @@ from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.keys.sorted_keys import decode_keys
 from penstock.state.log.row_spec import TIMERS, JoinRowSpec, RowSpec
-from penstock.state.memory.lru_eviction import EvictionPolicy
+from penstock.state.memory.budget import EvictionPolicy
 from penstock.state.spill.cold_records import slot_batches
 from penstock.state.tables.collection_table import CollectionTable
 from penstock.state.tables.join_buffer import JoinBuffer
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.state.remote.remote_runs import RemoteRuns
     from penstock.state.spill.cold_records import SpillStore
     from penstock.state.spill.join_runs import RunFiles
-    from penstock.state.tables.entry_codec import EntryCodec
+    from penstock.state.tables.entries import EntryCodec
     from penstock.state.tables.key_space import ColdTable, RowTable, SlotTable
 
 #: Rows of joins are not spilled while they take less than one part in this many of the limit.
