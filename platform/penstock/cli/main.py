@@ -137,7 +137,7 @@ def app() -> NoReturn:
     """Run the command line and exit."""
     try:
         die_with_parent()
-        code = commands(standalone_mode=False)
+        code = commands(prog_name="penstock", standalone_mode=False)
     except PenstockError as error:
         _fail("\n".join([str(error), *getattr(error, "__notes__", ())]), 2 if isinstance(error, UsageError) else 1)
     except _ClickUsageError as error:

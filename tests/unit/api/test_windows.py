@@ -59,7 +59,7 @@ def test_a_duration_is_a_text_with_a_unit():
 
 def test_only_the_windows_there_are_can_be_used(orders):
     refused(lambda: orders.key_by("user_id").window("10s"), "'10s' is not a window", "ps.Tumbling", "ps.Sliding")
-    with pytest.raises(AttributeError, match=r"no 'Cumulate'.*did you mean 'Cumulative'"):
+    with pytest.raises(AttributeError, match=r"no 'Cumulate'.*use ps.Cumulative\("):
         ps.Cumulate  # noqa: B018
 
 

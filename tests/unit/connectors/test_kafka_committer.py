@@ -122,14 +122,21 @@ def test_rows_that_cannot_be_encoded_leave_no_transaction_open(monkeypatch, comm
     assert producer.calls[len(calls) :] == ["begin", "send", "send", "send", "flush", "mark", "commit"]
 
 
-def test_a_broker_that_is_away_before_the_first_publication_is_waited_for(monkeypatch, committer, producer):
+@pytest.mark.parametrize(
+    "first",
+    [
+        ProducerError("init_transactions: timed out", timed_out=True),
+        ProducerError("init_transactions: Broker: Coordinator load in progress", retriable=True),
+    ],
+)
+def test_a_broker_that_is_away_before_the_first_publication_is_waited_for(monkeypatch, committer, producer, first):
     """The producer of the first publication is made in the background: without an answer it fails there."""
     attempts = []
 
     def learn(_items):
         attempts.append(committer._clock.monotonic_ms())
         if len(attempts) == 1:
-            raise ProducerError("init_transactions: timed out", timed_out=True)
+            raise first
         if len(attempts) < 20:
             raise ConnectorError("Kafka cannot be reached")
 

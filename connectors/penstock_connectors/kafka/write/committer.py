@@ -231,8 +231,8 @@ class StagedCommitter:
                 return
 
     def _waits(self, error: ConnectorError, begun_ms: float) -> bool:
-        """Return whether to repeat a call because Kafka has not answered it; connections, possibly dead, are closed."""
-        if isinstance(error, ProducerError) and not error.timed_out:
+        """Close connections, which may be dead; return whether to repeat a call as Kafka cannot answer so far."""
+        if isinstance(error, ProducerError) and not (error.timed_out or error.retriable):
             return False
         self._disconnect()
         return self._clock.monotonic_ms() - begun_ms < RETRY_LIMIT_MS

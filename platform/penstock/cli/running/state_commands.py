@@ -269,7 +269,7 @@ def prepare(
     checkpoint: CheckpointOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Rewrite the large files of a running job's checkpoint ahead of its stop.
+    """Rewrite most of a running job's state before it stops.
 
     `repartition` and `rekey` use them with --prepared. A repetition adds the files that are new since.
     """
