@@ -128,13 +128,17 @@ class InputGate:
                 idle = bool(self._restored) or not self._round  # restored rows passed no channel
                 window = self._debloater.polled(self.bytes_in, idle=idle)
             calls = [] if window is None else self._announcements(self._credit.resize(window))
-            element = self._take_next(calls)
+            taken = self._take_next(calls)
         for call in calls:
             call()
-        return element
+        if taken is None:
+            return None
+        index, items = taken
+        item, size, _cost = items[0]
+        return index, self._rows_of(items, self._channels[index].schema) if size else item
 
-    def _take_next(self, calls: list[Callable[[], None]]) -> tuple[int, StreamElement] | None:
-        """Take the next element, and add the calls that grant the credit of its rows."""
+    def _take_next(self, calls: list[Callable[[], None]]) -> tuple[int, list[_Item]] | None:
+        """Take the items of the next element, and add the calls that grant the credit of its rows."""
         if self._restored:
             return self._take_restored()
         if not self._round:
@@ -154,7 +158,7 @@ class InputGate:
         elif isinstance(item, EndOfInput):
             grants = self._credit.on_ended(index)
         calls += self._callbacks(grants)
-        return index, self._rows_of(items, channel.schema) if size else item
+        return index, items
 
     def _take(self, channel: _Channel) -> _Item:
         """Take the head of a channel's queue."""
@@ -206,10 +210,10 @@ class InputGate:
         with self._lock:
             self._restored.extend(found)
 
-    def _take_restored(self) -> tuple[int, Batch]:
+    def _take_restored(self) -> tuple[int, list[_Item]]:
         index, batch = self._restored.popleft()
         self.records_in += batch.num_rows
-        return index, batch
+        return index, [(batch, 0, 0)]
 
     # --- barriers that overtake ---------------------------------------------------------------------------------------
 
