@@ -127,7 +127,7 @@ class InputGate:
             if self._debloater is not None:
                 idle = bool(self._restored) or not self._round  # restored rows passed no channel
                 window = self._debloater.polled(self.bytes_in, idle=idle)
-            calls = [] if window is None else self._announcements(self._credit.resize(window))
+            calls = [] if window is None else self._callbacks(self._credit.resize(window))
             taken = self._take_next(calls)
         for call in calls:
             call()
@@ -436,21 +436,10 @@ class InputGate:
         self._round.append(channel)
         return len(self._round) == 1
 
-    def _callbacks(self, grants: list[tuple[int, int]]) -> list[Callable[[], None]]:
-        result: list[Callable[[], None]] = []
-        for channel, amount in grants:
-            grant = self._channels[channel].grant
-            if grant is not None:
-                result.append(partial(grant, amount))
-        return result
-
-    def _announcements(self, windows: list[tuple[int, int, int]]) -> list[Callable[[], None]]:
-        result: list[Callable[[], None]] = []
-        for channel, amount, window in windows:
-            grant = self._channels[channel].grant
-            if grant is not None:
-                result.append(partial(grant, amount, window))
-        return result
+    def _callbacks(self, grants: Iterable[tuple[int, ...]]) -> list[Callable[[], None]]:
+        """Return the calls for grants, each with its channel and the arguments of `Grant`."""
+        found = ((self._channels[channel].grant, arguments) for channel, *arguments in grants)
+        return [partial(grant, *arguments) for grant, arguments in found if grant is not None]
 
 
 def _are_combined(rows: Any) -> bool:
