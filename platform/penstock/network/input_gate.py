@@ -361,6 +361,9 @@ class InputGate:
             grant(exclusive, window)
         else:
             grant(exclusive)
+        while (newest := self._credit.window(channel)) != window:  # resized since, and perhaps announced before
+            window = newest
+            grant(0, window)
 
     def receive(self, channel: int, element: Outgoing) -> None:
         """Queue what has arrived on `channel`.

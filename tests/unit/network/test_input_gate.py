@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 
 from penstock.config.settings import JobSettings
+from penstock.core.clock import ManualClock
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark
 from penstock.core.schema import schema_to_text
 from penstock.graph.task_deployment import ChannelId, InputChannelSpec, InputSpec
@@ -220,6 +221,28 @@ def test_a_sender_that_is_lost_behind_its_end_takes_the_last_barriers_with_it(ne
     assert sender.gate.fail("left")
     with pytest.raises(ConnectionLostError, match="left"):
         sender.gate.poll()
+
+
+def test_a_window_that_changes_while_a_channel_is_connected_counts_in_the_end(net):
+    clock, windows = ManualClock(), []
+    channels = tuple(InputChannelSpec(ChannelId(0, sender, 0, 1), "w", "memory:w") for sender in range(2))
+    spec = InputSpec(input_index=0, schema=schema_to_text(net.SCHEMA), channels=channels)
+    settings = JobSettings(checkpoint_root="memory://x", buffer_debloat_target_ms=1_000)
+    gate = InputGate((spec,), settings, lambda: None, clock=clock)
+    gate.connect(0, lambda amount, window=0: None)
+    gate.receive(0, Outgoing(Batch(net.rows(1)), 100, 0, 0))
+    assert gate.poll() is not None
+    clock.advance(50)
+
+    def grant(_amount, window=0):
+        if not windows:
+            windows.append(0)
+            assert gate.poll() is None  # the task, in a thread of its own
+        windows.append(window)
+
+    gate.connect(1, grant)
+    assert windows == [0, 1024, 4096, 1024]
+    assert gate.window == 1024
 
 
 def test_a_closed_gate_ignores_what_still_arrives(net):
