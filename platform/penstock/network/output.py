@@ -372,7 +372,11 @@ class ResultPartition:
     def room_rows(self) -> int | None:
         """Return about how many rows have room until the receivers' windows are full; None without windows."""
         rooms = [room for channel in self.channels if (room := channel.room_bytes) is not None]
-        return max(1, int((sum(rooms) - self._rows_bytes) / self._bytes_of_row)) if rooms else None
+        if not rooms:
+            return None
+        divided = isinstance(self.spec.partitioner, KeyGroup)  # otherwise a channel gets all rows of a batch
+        room = sum(rooms) if divided else min(rooms)
+        return max(1, int((room - self._rows_bytes) / self._bytes_of_row))
 
     @property
     def queued_bytes(self) -> int:

@@ -243,3 +243,12 @@ def test_rows_have_room_in_the_windows_of_their_receivers(net):
         channel.grant(0, 1 << 20)
     assert output.available
     assert output.room_rows is None
+
+
+@pytest.mark.parametrize("partitioner", [Rebalance(), Broadcast()])
+def test_a_batch_that_goes_whole_to_a_channel_has_room_in_its_window(net, partitioner):
+    output, _ = partition(net, partitioner, 4)
+    for channel in output.channels:
+        channel.grant(2000, 200)
+    output.batch(Batch(net.rows(1)))
+    assert output.room_rows <= 200 / output._bytes_of_row
