@@ -24,7 +24,6 @@ from penstock.jobmanager.cluster.kept_workers import KeptWorkers
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
 from penstock.jobmanager.deploy.deployment import source_spec
 from penstock.jobmanager.deploy.job_log import JobIdentity
-from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.jobs.job_store import JobStore, StartOptions
 from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages import commands as cmd
@@ -317,7 +316,7 @@ class Leader:
         holders = self._pool.drain(name)
         if not holders and name not in self._where.values():
             return True
-        if self.master.step is Step.RUNNING and self.master.job_change.rescaling.phase is None:
+        if self.master.may_rescale(self.world.clock.now_ms()):
             request = self.world.next_name("drain")
             self.post(ev.RescaleRequested(request, request, self.master.graph, self._pool.drained))
         return False

@@ -70,7 +70,7 @@ from penstock.jobmanager.observe.event_logs import EventLogs
 from penstock.jobmanager.observe.spans import SpanSink
 
 _LOGGER = logging.getLogger(__name__)
-#: Number of runs in the event log of a name.
+#: Number of jobs in the event log of a name.
 _STORY_JOBS = 50
 #: Number of failures under earlier leaders that are shown of a running job.
 _EARLIER_FAILURES = 5
@@ -264,16 +264,6 @@ class Dispatcher:
         """Take a checkpoint now; return a request id."""
         found, request_id = self._find(job), self._parts.rand.token()
         return self.changes.operate(found, request_id, CheckpointRequested(request_id))
-
-    def drain_taskmanager(self, taskmanager_id: str) -> None:
-        """Move jobs from a TaskManager to other slots, each from a checkpoint, and shut it down when it is unused.
-
-        Idempotent. It is called repeatedly until the TaskManager is gone: a job that is starting moves later.
-
-        Raises:
-            NotFoundError: no such TaskManager.
-        """
-        self.changes.drain(taskmanager_id)
 
     def operation(self, request_id: str) -> OperationStatus:
         """Return the status of a stop, savepoint, checkpoint or rescale request."""

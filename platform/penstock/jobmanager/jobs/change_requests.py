@@ -37,7 +37,6 @@ from penstock.jobmanager.change.upgrading import (
     require_upgradable,
     under_name_of,
 )
-from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.jobs import enumerators
 from penstock.jobmanager.jobs.autoscaler import Autoscaler
 from penstock.jobmanager.jobs.job_driver import JobDriver
@@ -117,14 +116,19 @@ class ChangeRequests:
         return request_id
 
     def drain(self, taskmanager_id: str) -> None:
-        """See `Dispatcher.drain_taskmanager`."""
+        """Move jobs from a TaskManager to other slots, each from a checkpoint, and shut it down when it is unused.
+
+        Idempotent. It is called repeatedly until the TaskManager is gone: a job that starts, changes or writes a
+        savepoint moves later.
+
+        Raises:
+            NotFoundError: no such TaskManager.
+        """
         parts = self._parts
         holders = parts.drain(taskmanager_id)
         for job_id in sorted(holders & parts.jobs.keys()):
             found = parts.jobs[job_id]
-            if found.master is None or found.master.step is not Step.RUNNING:
-                continue  # it starts or changes: the next call finds it running
-            if found.master.job_change.rescaling.phase is None:
+            if found.master is not None and found.master.may_rescale(parts.clock.now_ms()):
                 request_id = parts.rand.token()
                 moved = RescaleRequested(request_id, parts.rand.token(16), found.graph, parts.drained())
                 self.operate(found, request_id, moved)

@@ -179,6 +179,12 @@ class JobMaster:
         """The phase that the job is in."""
         return self._steps.step
 
+    def may_rescale(self, now_ms: int) -> bool:
+        """Return whether a rescale that is requested now would begin."""
+        change = self.job_change
+        idle = change.rescaling.phase is None and change.upgrading.phase is None
+        return idle and not self._change_context(now_ms).obstacle
+
     @property
     def next_attempt_ms(self) -> int:
         """The time of the next start after a failure; -1 if the job is not waiting for one."""

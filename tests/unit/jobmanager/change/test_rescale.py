@@ -398,6 +398,24 @@ def test_a_job_leaves_a_taskmanager_from_a_checkpoint_and_gives_its_slots_back(w
     assert_published_once(world.pass_time(5000))
 
 
+def test_a_job_is_asked_to_leave_only_when_that_can_begin(world_of):
+    world = world_of()
+
+    def may_rescale():
+        return world.master.may_rescale(world.clock.now_ms())
+
+    assert not may_rescale()
+    world.start().pass_time(1500)
+    assert may_rescale()
+    world.auto_ack = False
+    world.post(ask(world, 3))
+    assert not may_rescale(), "another rescale is under way"
+    acknowledge(world)
+    assert may_rescale()
+    world.post(ev.SavepointRequested("sp", "memory://sp"))
+    assert not may_rescale(), "its savepoint is not complete"
+
+
 def test_a_job_that_holds_nothing_there_stays(world_of):
     world = world_of().start().pass_time(1500)
     before = set(world.workers)
