@@ -199,6 +199,7 @@ def test_due_timers_are_taken_in_order_and_a_time_is_not_taken_apart():
     assert (due.times.tolist(), due.reached, due.more) == ([-10, 20], 29, False)
     due = timers.take(KEYS, 100, 2)
     assert (due.times.tolist(), due.reached, due.more) == ([30, 30], 30, True)
+    assert [time for k in (0, 2, 5) for time in timers.look_up(view, slots[k : k + 1], 2)] == [30]
     timers.forget(view, slots[4:5], times[4:5] + 1)
     due = timers.take(KEYS, 100, 2)
     assert (due.times.tolist(), due.reached, due.more) == ([30], 100, False)

@@ -463,7 +463,8 @@ class ColdTimers:
         if self.least is None:
             return []
         key, times, looked = encode_keys(keys, slots, np.zeros(1, np.int64))[0][_PREFIX:], list[int](), 0
-        for names, _ in self.spill_store.store.scan(self._bound(self.least), self._stop, _LOOKED_PIECE):
+        first = max(self._first, self._bound(self.least))
+        for names, _ in self.spill_store.store.scan(first, self._stop, _LOOKED_PIECE):
             found = [name for name in names if name[2 * _PREFIX :] == key]
             times += decode_times(found).tolist()
             looked += len(names)
