@@ -104,7 +104,9 @@ def rows_of(counts, *columns):
     return KeyRows(np.array(counts, np.int64), [pa.array(column) for column in columns])
 
 
-NONE = np.empty(0, np.int64)
+def none(hashes):
+    """No key is in memory."""
+    return np.zeros(len(hashes), np.bool_)
 
 
 def listed(rows):
@@ -157,11 +159,11 @@ def test_a_sweep_removes_rows_of_a_key_that_have_all_expired():
     times = [10, 20, 30, 40, 50, 5, 60]
     store.put(view, slots, [rows_of([1, 1, 1, 2, 2], range(7), times)])
     for _ in range(3):
-        store.sweep(2, [20], NONE)
+        store.sweep(2, [20], none)
     assert len(held.held) == 3
-    store.sweep(1, [20], NONE)  # after the last one
+    store.sweep(1, [20], none)  # after the last one
     for _ in range(3):
-        store.sweep(2, [1000], NONE)
+        store.sweep(2, [1000], none)
     assert held.held == {}
 
 
@@ -169,7 +171,7 @@ def test_a_sweep_leaves_records_of_keys_in_memory():
     store, _ = stored([pa.int64()])
     view, slots = numbered(range(3))
     store.put(view, slots, [rows_of([1, 1, 1], [10, 10, 10])])
-    assert [len(names) for names in store.sweep(10, [20], view.hashes[1:2])] == [2]
+    assert [len(names) for names in store.sweep(10, [20], lambda hashes: hashes == view.hashes[1])] == [2]
     assert store.load(view, slots).slots.tolist() == [1]
 
 
@@ -179,12 +181,21 @@ def test_a_sweep_leaves_the_rows_of_other_states_in_the_record():
     order = slots[np.argsort(view.hashes[slots])]
     rows = [rows_of([1, 1, 1, 0], [10, 20, 30]), rows_of([1, 0, 2, 1], [15, 5, 8, 9]), rows_of([0, 0, 1, 0], ["x"])]
     store.put(view, order, rows)
-    gone = store.sweep(10, [20, 9, None], NONE)
+    gone = store.sweep(10, [20, 9, None], none)
     assert [len(names) for names in gone] == [2, 2, 0]
     assert len(held.held) == 2, "of two keys nothing is left"
     taken = store.load(view, slots)
     assert taken.slots.tolist() == order[[0, 2]].tolist()
     assert [listed(rows) for rows in taken.rows] == [([0, 1], [[30]]), ([1, 0], [[15]]), ([0, 1], [["x"]])]
+
+
+def test_an_index_knows_the_hashes_of_its_keys():
+    index = KeyIndex(KEYS)
+    batch = pa.record_batch({"k": pa.array(range(1_000), pa.int64())})
+    hashes, known = hash_columns(batch, ("k",)), batch.slice(0, 500)
+    assert not index.has_hashes(hashes).any()
+    index.upsert(key_columns(known, ("k",)), hashes[:500])
+    assert index.has_hashes(hashes).tolist() == [True] * 500 + [False] * 500
 
 
 def test_due_timers_are_taken_in_order_and_a_time_is_not_taken_apart():

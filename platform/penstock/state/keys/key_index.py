@@ -313,6 +313,19 @@ class KeyIndex:
             at = (at + 1) & places
         return np.empty(0, np.int32)
 
+    def has_hashes(self, hashes: I64) -> np.ndarray:
+        """Return a mask of the hashes that some key has."""
+        places, low = len(self._table) - 1, np.uint64(len(self._table) // 2 - 1)
+        found, at, left = np.zeros(len(hashes), np.bool_), hashes & places, np.arange(len(hashes))
+        while len(left):
+            entries = self._table[at[left]]
+            left, entries = left[entries != 0], entries[entries != 0]
+            same = self._hashes[(entries & low).astype(np.int64) - 1] == hashes[left]
+            found[left[same]] = True
+            left = left[~same]
+            at[left] = (at[left] + 1) & places
+        return found
+
     def _resolve(self, keys: KeyColumns, hashes: I64, slots: I32) -> None:
         """Probe on for rows whose slot has another key of the same hash, until every slot holds the row's key."""
         rows = self._every_row[: len(slots)]

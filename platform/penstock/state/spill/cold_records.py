@@ -322,12 +322,14 @@ class SpillStore:
         after = bound(self._prefix + 1) if part.high == HASH_MAX else bound(self._prefix, part.high + 1)
         self.store.delete_range(bound(self._prefix, part.low), after)
 
-    def sweep(self, limit: int, deadlines: Sequence[int | None], in_memory: I64) -> list[list[bytes]]:
+    def sweep(
+        self, limit: int, deadlines: Sequence[int | None], in_memory: Callable[[I64], np.ndarray]
+    ) -> list[list[bytes]]:
         """Check the next `limit` keys, in turn, and remove the rows of a state that have all expired.
 
         `deadlines` has the time of last access up to which rows of each state expired, None without a time-to-live; it
-        is the last column. Records of keys with the hashes `in_memory` may be out of date and stay. Return by
-        state the names of the keys whose rows were removed.
+        is the last column. Records of keys in memory may be out of date and stay: `in_memory` is the mask of such
+        hashes. Return by state the names of the keys whose rows were removed.
         """
         none: list[list[bytes]] = [[] for _ in deadlines]
         if not self._used:
@@ -340,7 +342,7 @@ class SpillStore:
         rows = self._unpacked(values)
         gone = np.stack([_expired(some, deadline) for some, deadline in zip(rows, deadlines, strict=True)])
         if gone.any():
-            gone &= ~np.isin(hashes_of(names), in_memory)
+            gone &= ~in_memory(hashes_of(names))
             self._replace(names, values, rows, gone)
         return [list(compress(names, which)) for which in gone]
 

@@ -357,7 +357,7 @@ class RowState:
         if self.cold is None:
             return
         deadlines = [table.deadline for table in self._row_tables]
-        gone = self.cold.sweep(1 + limit // self._limits.cold_sweep_part, deadlines, self.index.hashes)
+        gone = self.cold.sweep(1 + limit // self._limits.cold_sweep_part, deadlines, self.index.has_hashes)
         for table, names in zip(self._row_tables, gone, strict=True):
             if names:
                 keys, hashes, _ = decode_keys(self.index.schema, names)
