@@ -420,12 +420,6 @@ class SessionTable(PaneTable):
     def settle_load(self) -> None:
         """Do nothing: timers are not loaded in a restore, but when they are due."""
 
-    def note_changed(self, slots: I32) -> None:
-        """Do nothing: timers are not in the records of their keys."""
-
-    def sweep_cold(self, limit: int) -> None:
-        """Do nothing: sessions have no time-to-live."""
-
     # --- keys in the object store -----------------------------------------------------------------------------------
 
     def time_keys(self, timers: TimerTable) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.ttl import Ttl
     from penstock.state.tables.entries import EntryCodec, FrozenEntries
-    from penstock.state.tables.key_space import KeySpace
+    from penstock.state.tables.key_space import RowSpace
 
 #: Bytes of an empty list or dict with the capacity for the first few elements.
 _CONTAINER_BYTES = 200
@@ -46,7 +46,7 @@ class CollectionTable:
         self,
         source: FrozenSource,
         spec: RowSpec,
-        state: KeySpace,
+        state: RowSpace,
         codec: EntryCodec,
         ttl: Ttl | None = None,
         *,

@@ -85,6 +85,10 @@ class KeySpace(Protocol):
     def remote(self) -> RemoteKeys | None:
         """Fetches keys from the object store; None: all keys are in memory or in the local store."""
 
+
+class RowSpace(KeySpace, Protocol):
+    """Keys whose rows are in records when they are evicted."""
+
     def note_changed(self, slots: I32) -> None:
         """Record that rows of slots were changed: the records of their keys in the cold store are out of date."""
 

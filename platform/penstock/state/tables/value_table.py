@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.ttl import Ttl
-    from penstock.state.tables.key_space import KeySpace
+    from penstock.state.tables.key_space import RowSpace
 
 
 class FixedValues:
@@ -236,7 +236,7 @@ def last_by_slot(slots: I32) -> I64:
 class ValueTable:
     """One value by slot; the slots are those of the key index that all states of an operator share."""
 
-    def __init__(self, source: FrozenSource, spec: RowSpec, state: KeySpace, ttl: Ttl | None = None) -> None:
+    def __init__(self, source: FrozenSource, spec: RowSpec, state: RowSpace, ttl: Ttl | None = None) -> None:
         """Create an empty table; `load` fills it during a restore, `loaded` ends the restore."""
         self._number = None if state.cold is None else state.cold.add([field.type for field in spec.stored])
         self.source = source
