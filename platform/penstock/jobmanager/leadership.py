@@ -52,6 +52,8 @@ class Leadership:
         #: The record of this process as a standby, and when it was last written.
         self._record = StandbyRecord(jobmanager_id=mine.jobmanager_id, holder=mine.holder, rest=mine.rest)
         self._recorded_ms: float | None = None
+        #: The end of a log line about its last write, if that failed.
+        self._unrecorded = ""
         #: The standbys, as last read by the leader.
         self.standbys: tuple[StandbyRecord, ...] = ()
 
@@ -109,16 +111,17 @@ class Leadership:
         return f"standby: {place} leads, generation {leader.generation}"
 
     async def _renew_record(self) -> str:
-        """Write the record of this standby if it is time to; return the end of a log line about an error."""
+        """Write the record of this standby if it is time to; return the end of a log line if the last write failed."""
         now_ms = self._clock.monotonic_ms()
         if self._recorded_ms is not None and now_ms - self._recorded_ms < STANDBY_TTL_MS / _RENEWALS:
-            return ""
-        self._record, self._recorded_ms = _renewed_record(self._record), now_ms
+            return self._unrecorded
+        self._record = msgspec.structs.replace(self._record, renewals=self._record.renewals + 1)
+        self._recorded_ms, self._unrecorded = now_ms, ""
         try:
             await asyncio.to_thread(write_standby, self._store, self._record)
         except PenstockError as error:
-            return f"; `penstock cluster status` does not show this standby: {error}"
-        return ""
+            self._unrecorded = f"; `penstock cluster status` does not show this standby: {error}"
+        return self._unrecorded
 
     async def _delete_record(self) -> None:
         if self._recorded_ms is not None:
@@ -205,7 +208,3 @@ class Leadership:
             self._held = released(self._held)
             with contextlib.suppress(PenstockError):
                 await asyncio.to_thread(write_lease, self._store, self._held)
-
-
-def _renewed_record(record: StandbyRecord) -> StandbyRecord:
-    return msgspec.structs.replace(record, renewals=record.renewals + 1)

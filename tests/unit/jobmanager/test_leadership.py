@@ -139,7 +139,10 @@ async def test_the_leader_knows_its_standbys_until_they_end(memory, clock, proce
 
 
 async def test_a_standby_that_cannot_write_its_record_still_waits_to_lead(memory, clock, process):
+    asked = []
+
     def refused(operation, key, _phase):
+        asked.append(key)
         if operation == "put" and key.startswith("standbys/"):
             raise StorageError("no room")
 
@@ -149,6 +152,9 @@ async def test_a_standby_that_cannot_write_its_record_still_waits_to_lead(memory
     waiting = asyncio.create_task(second.wait(asyncio.Event()))
     await elapse(clock, lambda: process.log, 0)
     assert process.log[0].endswith("leads, generation 1; `penstock cluster status` does not show this standby: no room")
+    several = len(asked) + 10
+    await elapse(clock, lambda: len(asked) > several, 0)
+    assert len(process.log) == 1, "the same text is logged once"
     await first.release()
     assert await waiting
 
