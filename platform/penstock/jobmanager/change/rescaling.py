@@ -140,7 +140,7 @@ class Rescaling:
             return []
         release: list[Command] = [ReleaseSlots(current.extra)] if current.extra else []
         if current.phase is RescalePhase.SLOTS:
-            release.append(RequestSlots(0, wait=False))  # a refusal later on would fail the running job
+            release.append(RequestSlots(0, wait=False))  # no rescale waits for the answer
         ended = OperationEnded(current.request.request_id, error=reason)
         return [Note("rescale", f"abandoned: {reason}"), *release, ended]
 

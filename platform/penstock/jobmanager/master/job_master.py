@@ -224,7 +224,7 @@ class JobMaster:
                 return []
             case _, ev.SlotsRefused(reason) if self.job_change.waits_for_slots:
                 return self._apply(self.job_change.slots_refused(reason), now_ms)
-            case _, ev.SlotsRefused(reason):
+            case Step.STARTING, ev.SlotsRefused(reason):
                 return self._fail(Failure(now_ms, f"no slots: {reason}"), now_ms)
             case Step.RECONCILING, ev.WorkerReported(worker_id, report):
                 self._reconciling().reported(worker_id, report)
