@@ -164,6 +164,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
             "checkpoint_min_pause_ms": (0, _MOST_MS),
             "checkpoint_max_age_ms": (0, _MOST_MS),
             "aligned_checkpoint_timeout_ms": (0, _MOST_MS),
+            "buffer_debloat_target_ms": (0, _MOST_MS),
             "retained_checkpoints": (1, MOST_SUBTASKS),
         }
         if self.checkpoint_interval_ms is not None:

@@ -105,6 +105,7 @@ REFUSED = {
     "[job]\nkey_groups = 0": ("job.key_groups is 0, but has to be from 1 to 32768", "change"),
     "[job]\nparallelism = -1": ("job.parallelism is -1, but has to be from 1", "change"),
     "[job]\ncheckpoint_interval = '0s'": ("job.checkpoint_interval_ms is 0, but has to be from 1", "'5s'"),
+    "[job]\nbuffer_debloat_target = -1": ("job.buffer_debloat_target_ms is -1000, but has to be from 0", "change"),
     "[job]\ncheckpoint_timeout = -5": ("job.checkpoint_timeout_ms is -5000, but has to be from 1", "change"),
     "[job\n": ("is not TOML", "line 1"),
 }
