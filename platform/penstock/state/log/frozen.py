@@ -414,7 +414,8 @@ class PendingSegments:
 
     def clear(self) -> None:
         """Forget all segments and gathered rows."""
-        self._segments, self._gathered = [], []
+        self._segments = []
+        self._hold([])
 
     def _undurable(self) -> list[FrozenSegment]:
         self._segments = [segment for segment in self._segments if not segment.durable]
