@@ -15,9 +15,9 @@ from penstock_airflow.operators.command import CommandOperator
 class PrepareStateOperator(CommandOperator):
     """Rewrite the large files of a running job's state into `folder`; return how many are there.
 
-    The job goes on. `RepartitionStateOperator` and `penstock state rekey` use the files with `prepared`, and write only
-    what is new since. `snapshot` is CHECKPOINT_ROOT/JOB. A repeated task adds the files that are missing. With `uid`
-    and `key` in `options` the files get another key.
+    The job continues. `RepartitionStateOperator` and `penstock state rekey` use the files with `prepared`, and write
+    only what is new since. `snapshot` is CHECKPOINT_ROOT/JOB. A repeated task adds the files that are missing. With
+    `uid` and `key` in `options` the files get another key.
     """
 
     template_fields: Collection[str] = (*CommandOperator.template_fields, "snapshot", "folder", "options")

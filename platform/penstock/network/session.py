@@ -1,8 +1,8 @@
 """All channels to one peer, multiplexed: the next frame to send, the receiver of an arrived message; no I/O.
 
-`connection` moves its frames over a socket, `memory` over a simulated link. `attach_*`, `detach`, `dispatch`,
-`next_frames` and `fail` belong to one thread (the network's). Callbacks of subpartitions and gates (ready, grant) may
-come from any thread.
+`connection` moves its frames over a socket, `simulated_network` over a simulated link. `attach_*`, `detach`,
+`dispatch`, `next_frames` and `fail` belong to one thread (the network's). Callbacks of subpartitions and gates (ready,
+grant) may come from any thread.
 """
 
 from __future__ import annotations
