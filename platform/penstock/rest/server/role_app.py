@@ -64,20 +64,12 @@ class RoleApp:
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answer or forward one request (ASGI)."""
         leads = self._leading is not None and await self._confirmed()
-        if scope["path"] in (LEADER_PATH, LEADER_PATH.removeprefix("/v1")) and scope["method"] == "GET":
+        if _is_for(scope, "GET", LEADER_PATH):
             await _answer(send, 200, self._leader(leads=leads))
-        elif (
-            leads
-            and scope["path"] in (_HAND_OVER_PATH, _HAND_OVER_PATH.removeprefix("/v1"))
-            and (scope["method"] == "POST")
-        ):
+        elif leads and _is_for(scope, "POST", _HAND_OVER_PATH):
             self._hand_over()
             await _answer(send, 202, {})
-        elif (
-            leads
-            and scope["path"] in (_STANDBYS_PATH, _STANDBYS_PATH.removeprefix("/v1"))
-            and (scope["method"] == "GET")
-        ):
+        elif leads and _is_for(scope, "GET", _STANDBYS_PATH):
             await _answer(send, 200, {"standbys": self._standbys()})
         elif leads and self._leading is not None:
             await self._leading(scope, receive, send)
@@ -249,6 +241,11 @@ async def _exchange(
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
+
+
+def _is_for(scope: dict[str, Any], method: str, path: str) -> bool:
+    """Return whether a request is for a path, which may lack its version."""
+    return scope["path"] in (path, path.removeprefix("/v1")) and scope["method"] == method
 
 
 async def _answer(send: Send, status: int, document: dict[str, Any], *headers: tuple[bytes, bytes]) -> None:
