@@ -54,6 +54,8 @@ SETTINGS: Mapping[str, str] = {
     "num.io.threads": "4",
     "log.cleaner.dedupe.buffer.size": "16777216",
     "log.segment.bytes": "268435456",
+    # generated records have event times of past years: the default deletes them minutes after the start
+    "log.retention.ms": "-1",
 }
 
 JVM_OPTIONS = (
