@@ -176,7 +176,7 @@ class World:
         self.scheduler.at(self.random.uniform(5, 200), "new TaskManager", self.start_taskmanager)
 
     def drain(self) -> None:
-        """Whoever runs TaskManagers drains one that the job uses, and ends it when nothing uses it any longer."""
+        """Drain a TaskManager that the job uses, and end it when nothing uses it any longer."""
         used = [manager for manager in self.managers if manager.session is not None and manager.workers]
         if used:
             self._drain(used[0])
@@ -184,7 +184,7 @@ class World:
             self.scheduler.at(20, "drain", self.drain)
 
     def _drain(self, manager: TaskManager) -> None:
-        """Ask whoever leads, again and again: a new leader knows of no drain."""
+        """Ask the present leader repeatedly: a new leader has no record of a drain."""
         leader = self.leader
 
         def ask() -> None:

@@ -61,7 +61,7 @@ class Standalone:
         self.workers.append(self._start(f"worker-{number}", "worker.Worker", *own, *self._arguments, self.url))
 
     def state(self):
-        """What the master says of workers and applications; empty while it does not answer."""
+        """Return the master's document of workers and applications; empty while it does not answer."""
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{HOST}:{self._web_port}/json/") as answer:
             return json.load(answer)
         return {}
@@ -81,7 +81,7 @@ class Standalone:
         }
 
     def decommission(self, number):
-        """What `decommission-worker.sh` does: the Worker tells the master and its executors."""
+        """Decommission as `decommission-worker.sh` does: the Worker tells the master and its executors."""
         os.kill(self.workers[number].pid, signal.SIGPWR)
 
     def _start(self, name, program, *arguments):

@@ -1,4 +1,4 @@
-"""What the alert rules and the dashboard ask Prometheus for; used by the tests of both."""
+"""Metrics and queries of the alert rules and the dashboard; used by the tests of both."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Without the packages of an extra, whoever needs them is told how to install them."""
+"""Without the packages of an extra, an error says how to install them."""
 
 import importlib
 import sys

@@ -237,7 +237,7 @@ def test_a_window_that_changes_while_a_channel_is_connected_counts_in_the_end(ne
     def grant(_amount, window=0):
         if not windows:
             windows.append(0)
-            assert gate.poll() is None  # the task, in a thread of its own
+            assert gate.poll() is None  # the task, in another thread
         windows.append(window)
 
     gate.connect(1, grant)

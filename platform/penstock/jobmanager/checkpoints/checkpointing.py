@@ -662,7 +662,7 @@ class Checkpointing:
         return known.uri if known is not None else ""
 
     def _answer(self, answer: OperationEnded, checkpoint: Manifest | None = None) -> OperationEnded | ChangeCheckpoint:
-        """Return the answer to a request, for whoever made it: a user, or a change of the job."""
+        """Return the answer to a request of a user, or to one of a change of the job."""
         known = self._requests.pop(answer.request_id, None)
         if known is None or not known.for_change:
             return answer

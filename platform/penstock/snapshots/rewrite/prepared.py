@@ -260,7 +260,7 @@ class RewritePlan:
     def _whole(
         self, part: KeyedStateSnapshot, runs: Sequence[SegmentRun], written: Mapping[str, KeyedStateSnapshot]
     ) -> KeyedStateSnapshot:
-        """Return a state as one log of all hashes: runs in their order, each at a position of its own."""
+        """Return a state as one log of all hashes, with its runs in order at increasing positions."""
         segments: list[Segment] = []
         for position, run in enumerate(runs, start=1):
             state = written[run.name] if run.name in written else self.prepared.state_of(run)

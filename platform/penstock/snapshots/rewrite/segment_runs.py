@@ -1,6 +1,6 @@
 """Splits the log of a state into runs of segments that are rewritten independently of each other.
 
-A large segment is a run of its own; adjacent small segments form one run. The rows that a run contributes depend only
+A large segment is a separate run; adjacent small segments form one run. The rows that a run contributes depend only
 on its segments and on the tombstones that hide some of them. So a run that was rewritten for one checkpoint is valid
 for each later one that still has it, which `SegmentRun.name` tells. Called by `snapshots.rewrite.prepared`.
 """
@@ -129,7 +129,7 @@ def runs_of(
 
 
 def is_large(segment: Segment, limits: SnapshotLimits) -> bool:
-    """Return whether a segment is a run of its own, which later checkpoints are likely to have too."""
+    """Return whether a segment is a separate run; later checkpoints are likely to have it too."""
     return segment.file.inline is None and segment.file.length >= limits.large_file_bytes
 
 
