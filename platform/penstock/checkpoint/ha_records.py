@@ -357,24 +357,33 @@ def write_event_log(store: ObjectStore, job_id: str, generation: int, entries: I
     store.put(_key(job_id, generation), msgspec.json.encode(records))
 
 
+def decoded_records(store: ObjectStore, keys: Iterable[str], kind: type[T], *, what: str, hint: str) -> list[T]:
+    """Return the JSON records under `keys`, without those that were deleted meanwhile.
+
+    Raises:
+        StorageError: the store cannot be read, or a record is damaged; says `what` it is, its place and the `hint`.
+    """
+    records: list[T] = []
+    for key in keys:
+        try:
+            records.append(msgspec.json.decode(store.read(key), type=kind))
+        except FileNotFoundError:
+            continue
+        except msgspec.MsgspecError as error:
+            msg = f"{what} {store.uri}/{key} is damaged: {error}"
+            raise StorageError(msg, hint=hint) from error
+    return records
+
+
 def read_event_logs(store: ObjectStore, job_id: str, except_generation: int = 0) -> tuple[Entry, ...]:
     """Return the entries of all leaders except that of generation `except_generation`, ordered by generation.
 
     Raises:
         StorageError: a file cannot be decoded; names it.
     """
-    records: list[Entry] = []
-    for key in store.list(_key(job_id)):
-        if key == _key(job_id, except_generation):
-            continue
-        try:
-            records += msgspec.json.decode(store.read(key), type=list[Entry])
-        except FileNotFoundError:
-            continue  # deleted meanwhile
-        except msgspec.MsgspecError as error:
-            msg = f"the event log {store.uri}/{key} is damaged: {error}"
-            raise StorageError(msg, hint="delete it; no job needs it") from error
-    return tuple(records)
+    keys = [key for key in store.list(_key(job_id)) if key != _key(job_id, except_generation)]
+    logs = decoded_records(store, keys, list[Entry], what="the event log", hint="delete it; no job needs it")
+    return tuple(entry for log in logs for entry in log)
 
 
 def prune_event_logs(store: ObjectStore, job_id: str, keep: int = RETAINED_LEADERS) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
+from penstock.checkpoint.ha_records import decoded_records
 from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.store import ObjectStore
-from penstock.core.errors import StorageError
 from penstock.core.structs import prepare
 
 _FOLDER = "standbys/"
@@ -76,16 +76,8 @@ def read_standbys(store: ObjectStore) -> tuple[StandbyRecord, ...]:
     Raises:
         StorageError: the store cannot be read, or a record is damaged; names it.
     """
-    records: list[StandbyRecord] = []
-    for key in store.list(_FOLDER):
-        try:
-            records.append(msgspec.json.decode(store.read(key), type=StandbyRecord))
-        except FileNotFoundError:
-            continue  # deleted meanwhile
-        except msgspec.MsgspecError as error:
-            msg = f"the record of a standby {store.uri}/{key} is damaged: {error}"
-            raise StorageError(msg, hint="delete it; its JobManager writes it again") from error
-    return tuple(records)
+    what, hint = "the record of a standby", "delete it; its JobManager writes it again"
+    return tuple(decoded_records(store, store.list(_FOLDER), StandbyRecord, what=what, hint=hint))
 
 
 def _key(jobmanager_id: str) -> str:
