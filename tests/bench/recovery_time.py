@@ -19,6 +19,7 @@ from pathlib import Path
 
 from confluent_kafka import OFFSET_END, Consumer, Producer, TopicPartition
 from tests.cluster.orders import create_topics, micros
+from tests.cluster.stage import s3_environment
 from tests.support.waiting import wait_until
 
 from penstock.api.environment import use_executor
@@ -203,11 +204,7 @@ def live_job(options, *, slow=False, interval="1s", **cluster_options):
         stack.callback(minio.remove)
         minio.make_bucket("bench")
         create_topics(kafka.bootstrap, orders=PARTITIONS, totals=2)
-        environment = {
-            "PENSTOCK_S3_ENDPOINT": minio.url,
-            "PENSTOCK_S3_ACCESS_KEY": minio.access_key,
-            "PENSTOCK_S3_SECRET_KEY": minio.secret_key,
-        }
+        environment = s3_environment(minio)
         path = write_job(folder, kafka, slow=slow, interval=interval)
         config = LocalClusterConfig(directory=folder / "cluster", environment=environment, **cluster_options)
         cluster = stack.enter_context(LocalCluster(config))
