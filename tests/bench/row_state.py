@@ -14,6 +14,7 @@ import pstats
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -82,9 +83,9 @@ class Out:
         pass
 
 
-def operator_over(backend, memory, directory, schema):
+def opened_state(backend, memory, directory):
     limit = int(memory * (1 << 20))
-    store = open_keyed_state(
+    return open_keyed_state(
         KeyedStateRequest(
             uid="op",
             snapshots=(),
@@ -96,6 +97,9 @@ def operator_over(backend, memory, directory, schema):
             budget=MemoryBudget(limit),
         )
     )
+
+
+def operator_over(store, schema):
     spec = spec_of_function(row_state_job.Profile(), schema, ("user_id",))
     about = {"job_name": "bench", "subtask": 0, "parallelism": 1, "hash_range": ALL_HASHES, "restored": ()}
     given = {"metrics": OperatorMetrics(), "input_schemas": (schema,), "keyed_state": store, "limits": PRODUCTION}
@@ -117,10 +121,11 @@ def profile(options):
     """Run one operator over half of the keys and rows here; print where the time goes."""
     pattern = OrderPattern(splits=1, users=options.users // 2, event_rate=row_state_job.RATE // 2)
     rows, out, checkpoints = options.rows // 2, Out(), 0
-    with tempfile.TemporaryDirectory() as folder:
-        backend = "rocksdb" if options.memory else "hashmap"
-        first = prepared(orders(pattern, 0, 0, 1))
-        operator = operator_over(backend, options.memory[0] if options.memory else 1024, folder, first.schema)
+    backend = "rocksdb" if options.memory else "hashmap"
+    memory = options.memory[0] if options.memory else 1024
+    # The state is closed first: a flush or compaction of RocksDB still writes into its folder.
+    with tempfile.TemporaryDirectory() as folder, closing(opened_state(backend, memory, folder)) as state:
+        operator = operator_over(state, prepared(orders(pattern, 0, 0, 1)).schema)
         profiler, begun = cProfile.Profile(), time.process_time()
         if options.profile > 1:
             profiler.enable()
