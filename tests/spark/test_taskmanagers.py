@@ -23,13 +23,15 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)
 MASTER = "local-cluster[2,1,1024]"
 START_S = 900
 ROWS = 9000
+#: Rows in a second of event time.
+EVENTS_PER_S = 100
 JOB = """
 import penstock as ps
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
 
 env = ps.Environment(parallelism={parallelism}, checkpoint_interval="500ms", checkpoint_root={root!r})
-source = DatagenSource(splits=2, rows={rows}, rows_per_second={rate}, event_rate=100)
+source = DatagenSource(splits=2, rows={rows}, rows_per_second={rate}, event_rate={events})
 orders = env.from_source(source, watermarks=ps.WatermarkStrategy.monotonic(timestamp="ts"), uid="orders")
 counted = orders.key_by("user_id").window(ps.Tumbling("5s")).aggregate(n=ps.count()).uid("counts")
 counted.sink_to(FileSink({out!r}), uid="out")
@@ -64,7 +66,7 @@ class Console:
         return {line.split()[0] for line in lines}, counts.partition("; ")[2]
 
     def job(self, name, **values):
-        given = {"name": name, "rows": ROWS, "rate": 300, "parallelism": 4, **values}
+        given = {"name": name, "rows": ROWS, "rate": 300, "events": EVENTS_PER_S, "parallelism": 4, **values}
         given |= {"root": str(self.folder / "checkpoints"), "out": str(self.folder / name)}
         path = self.folder / f"{name}.py"
         path.write_text(JOB.format(**given))
@@ -225,7 +227,6 @@ def test_a_bounded_job_on_spark_gives_what_the_embedded_engine_gives(console):
 
 def test_an_endless_job_leaves_a_decommissioned_executor_and_outlives_its_driver(console, tmp_path):
     """SIGPWR is what Kubernetes and a decommissioned Worker send; the same command resumes after SIGKILL."""
-    console("run", console.job("expected", parallelism=2, rate=100_000))
     job = console.job("endless", rows=None, parallelism=2, rate=200)
     options = ("--engine", "spark", "--master", "local-cluster[3,1,1024]", "--taskmanagers", 2, "--slots", 1)
     command = console.command("run", job, *options)
@@ -251,7 +252,10 @@ def test_an_endless_job_leaves_a_decommissioned_executor_and_outlives_its_driver
         assert second.wait_end() == 0
     left = lambda: list(filter(proc_tree.alive, everything))
     wait_until(lambda: not left(), lambda: f"the end of {left()}", step=0.1)
-    found, expected = console.rows("endless"), console.rows("expected")
+    found = console.rows("endless")
+    seconds = (found["window_start"].max() - found["window_start"].min()).total_seconds()
+    console("run", console.job("expected", rows=int(seconds + 10) * EVENTS_PER_S, parallelism=2, rate=100_000))
+    expected = console.rows("expected")
     whole = pl.col("window_start") < found["window_start"].max()
     assert found.filter(whole).height > 100
     assert found.filter(whole).equals(expected.filter(whole))
