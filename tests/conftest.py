@@ -12,19 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import leaks
+from tests.support import class_archives, leaks
 from tests.support.depth import depth, register
-from tests.support.lanes import LanesPlugin
+from tests.support.lanes import LanesPlugin, level_of
 
 from penstock.core.errors import PenstockError
 from penstock_lab.servers import KafkaServer, MinioServer, choose, start_kafka, start_minio
 
 register()
 
-# The second compiler of Java takes a third of the processor time of programs that run for seconds, its parallel garbage
-# collector a twentieth; both gain nothing there.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("JAVA_TOOL_OPTIONS", class_archives.SHORT_RUNS)
 
+#: Levels whose tests start Spark.
+WITH_SPARK = {"spark", "airflow", "bench"}
 UNIT = Path(__file__).parent / "unit"
 TEMP = leaks.prepare()
 
@@ -50,15 +50,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch and build the servers before the first test: it takes minutes once, and no test's time limit should pay."""
+    """Prepare the servers and Spark before the first test: it takes minutes once, and no test's limit should pay."""
+    if session.config.option.collectonly:
+        return
     wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
     marked = any(item.get_closest_marker("servers") for item in session.items)
-    if session.config.option.collectonly or not (marked or wanted & {"kafka_server", "minio_server"}):
-        return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     tell = reporter.write_line if reporter else print  # a process of xdist has no reporter
     try:
-        choose.prepare(tell)
+        if any(level_of(item.nodeid) in WITH_SPARK for item in session.items):
+            class_archives.use_spark(tell)
+        if marked or wanted & {"kafka_server", "minio_server"}:
+            choose.prepare(tell)
     except PenstockError as error:
         tell(f"servers: {error}")  # the tests that need them will fail with the same words
 

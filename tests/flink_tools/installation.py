@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.support import class_archives
 
 from penstock.core.errors import PenstockError
 from penstock_lab.servers.provision import cache_root, fresh, java_program, locked
@@ -97,8 +100,11 @@ class FlinkCli:
         log = f"-Dlog.file={self._conf}/cli.log", f"-Dlog4j.configurationFile={self._conf}/log4j-cli.properties"
         classes = ["-cp", f"{home()}/pyflink/lib/*", "org.apache.flink.client.cli.CliFrontend"]
         action, *rest = words
-        command = [java_program(), "-XX:TieredStopAtLevel=1", *log, *classes, action, *self._options, *rest]
         environment = {**os.environ, "FLINK_CONF_DIR": str(self._conf), **self._headers}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+        archive = class_archives.place(f"flink-{VERSION}-{action}")
+        mapped = contextlib.nullcontext(class_archives.use(archive))
+        with mapped if archive.exists() else class_archives.written_to(archive) as options:
+            command = [java_program(), *options.split(), *log, *classes, action, *self._options, *rest]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
         assert done.returncode == code, f"flink {' '.join(words)}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr
