@@ -24,7 +24,7 @@ register()
 os.environ.setdefault("JAVA_TOOL_OPTIONS", class_archives.SHORT_RUNS)
 
 #: Levels whose tests start Spark.
-WITH_SPARK = {"spark", "airflow", "bench"}
+WITH_SPARK = {"spark", "bench"}
 UNIT = Path(__file__).parent / "unit"
 TEMP = leaks.prepare()
 

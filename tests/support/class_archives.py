@@ -7,13 +7,12 @@ archive is written once per machine and Java; a JVM with other classes ignores i
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-import pyspark
 
 from penstock_lab.servers.provision import cache_root, java_program, locked
 
@@ -61,7 +60,7 @@ def written_to(archive: Path):
 
 def use_spark(tell) -> None:
     """Let every JVM from here on map Spark's classes; write the archive if this machine has none."""
-    archive = place(f"spark-{pyspark.__version__}")
+    archive = place(f"spark-{importlib.metadata.version('pyspark')}")
     with locked("classes", tell):
         if not archive.exists():
             tell("writing the archive of Spark's classes, once")
