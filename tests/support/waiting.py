@@ -12,6 +12,8 @@ import time
 DEADLINE_S = 60.0
 #: The deadline grows at most by this factor.
 MOST_PATIENCE = 8.0
+#: A wait asks less often the longer it takes: after this part of the time waited, and at least this often.
+PART, SELDOM_S = 0.05, 0.25
 
 
 def patience():
@@ -23,33 +25,34 @@ def wait_until(condition, what, *, seconds=DEADLINE_S, step=0.02):
     """Poll `condition` until it returns something true; return that.
 
     `what` names the condition; a callable is asked at the end, and says what was there instead. `seconds` is the
-    deadline on a quiet machine.
+    deadline on a quiet machine, `step` the first pause.
     """
-    late = _deadline(what, seconds)
+    pause = _pauses(what, seconds, step)
     while not (found := condition()):
-        late(found)
-        time.sleep(step)
+        after = pause(found)
+        time.sleep(after)
     return found
 
 
 async def until(condition, what, *, seconds=DEADLINE_S, step=0.02):
     """Do what `wait_until` does, in a coroutine: other coroutines go on meanwhile."""
-    late = _deadline(what, seconds)
+    pause = _pauses(what, seconds, step)
     while not (found := condition()):
-        late(found)
-        await asyncio.sleep(step)
+        after = pause(found)
+        await asyncio.sleep(after)
     return found
 
 
-def _deadline(what, seconds):
-    """Return a function that raises, with what was last seen, once the deadline is over."""
+def _pauses(what, seconds, step):
+    """Return a function of what was last seen: it raises once the deadline is over, and returns the next pause."""
     started = time.monotonic()
 
-    def late(found):
+    def pause(found):
         waited = time.monotonic() - started
         if waited > seconds * patience():
             load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
             wanted = what() if callable(what) else what
             raise AssertionError(f"not within {waited:.0f} s (load {load}): {wanted}; last seen: {found!r}")
+        return max(step, min(SELDOM_S, waited * PART))
 
-    return late
+    return pause
