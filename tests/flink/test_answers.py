@@ -15,9 +15,9 @@ from tests.sim.workload import Phase
 every_question = pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
 
 
-#: In the gate, one in three is asked with killed workers too.
+#: In the gate, one in six is asked with killed workers too.
 KILLED = [
-    pytest.param(q, id=q.name, marks=() if number % 3 == 0 else pytest.mark.nightly)
+    pytest.param(q, id=q.name, marks=() if number % 6 == 0 else pytest.mark.nightly)
     for number, q in enumerate(QUESTIONS)
 ]
 

@@ -23,14 +23,6 @@ def nothing_compiled(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_is_lacking_is_compiled_and_kept(nothing_compiled):
-    assert build.unbundled(SOME) == SOME
-    done = []
-    build.build(SOME, done.append, processes=2)
-    assert sorted(done) == sorted(SOME)
-    assert build.unbundled(SOME) == ()
-
-
 def test_where_bundles_are_switched_off_nothing_is_lacking(monkeypatch):
     monkeypatch.setenv(bundle.FOLDER, "0")
     assert build.unbundled(SOME) == ()
@@ -53,11 +45,13 @@ def test_modules_that_import_each_other_are_compiled_by_one_process():
             assert {name for name in build._imported(module) if name in modules} <= set(share), module
 
 
-def test_progress_is_told_from_none_to_all(nothing_compiled, monkeypatch, capsys):
+def test_what_is_lacking_is_compiled_and_kept_with_progress_from_none_to_all(nothing_compiled, monkeypatch, capsys):
     monkeypatch.setattr(kernels, "kernel_modules", lambda *, benchmarks: SOME)
+    assert build.unbundled(SOME) == SOME
     told = []
     assert kernels.compile_kernels(lambda *counts: told.append(counts)) == len(SOME)
     assert told == [(n, len(SOME)) for n in range(len(SOME) + 1)]
+    assert build.unbundled(SOME) == ()
     assert kernels.compile_kernels() == 0
     assert capsys.readouterr().err == "", "nothing is left to tell"
 
