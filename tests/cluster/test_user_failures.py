@@ -1,5 +1,6 @@
 """Failures reach the user at once: the error, the line in the job file, and the next attempt."""
 
+import itertools
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.cluster import proc_tree
 from tests.support.interrupts import interruptible
 from tests.support.jobs import end_jobs
 from tests.support.waiting import wait_until
@@ -320,6 +322,20 @@ def test_ctrl_c_on_a_cluster_says_that_the_job_goes_on(cluster, endless, tmp_pat
     assert f"`penstock stop endless --cluster {cluster.rest_url}` ends it with a savepoint" in text
     assert f"`penstock run job.py --attach --cluster {cluster.rest_url}` follows it again" in text
     assert [j["state"] for j in cluster.client().jobs() if j["name"] == "endless"][:1] == ["RUNNING"]
+
+
+def test_a_closed_terminal_ends_an_embedded_run_with_all_its_processes(tmp_path):
+    (tmp_path / "job.py").write_text(endless_job(tmp_path))
+    command = [sys.executable, "-m", "penstock.cli.main", "run", "job.py"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as run:
+        said = list(itertools.takewhile(lambda line: "endless RUNNING" not in line, run.stdout))
+        tree = proc_tree.descendants(run.pid)
+        assert len(tree) >= 4, f"a JobManager, a TaskManager, a template, a worker: {said}"
+        os.killpg(run.pid, signal.SIGHUP)
+    left = lambda: list(filter(proc_tree.alive, tree))
+    wait_until(lambda: not left(), lambda: f"the end of {left()}")
 
 
 def test_a_job_that_waits_for_slots_says_so_and_holds_up_no_smaller_one(tmp_path, cluster, endless):
