@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
     from penstock.graph.job_graph import JobGraph
+    from penstock.jobmanager.master.job_master import JobMaster
     from penstock.network.input_gate import InputGate
     from penstock.rpc import messages as msg
     from penstock.task.drive.subtask import Subtask
@@ -203,6 +204,16 @@ class Checks:
             self._world.scheduler.fail(f"adopted without {len(missing)} of {len(subtasks)} subtasks")
         if len({answer.attempt for answer in told.values()}) > 1:
             self._world.scheduler.fail("subtasks of two attempts are adopted")
+
+    def acknowledged(self, master: JobMaster, checkpoint_id: int) -> None:
+        """A checkpoint is complete: each present execution has its part in it, and no other."""
+        record = master.checkpointing.history._find(checkpoint_id)
+        if record is None or master.deployment is None:
+            return
+        present = {execution.id for execution in master.deployment.executions.values()}
+        if set(record.acks) != present:
+            late = ", ".join(str(execution) for execution in sorted(set(record.acks) - present))
+            self._world.scheduler.fail(f"checkpoint {checkpoint_id} lacks present executions, or has [{late}] besides")
 
     def triggered(self, run_id: str, checkpoint_id: int, generation: int) -> None:
         """A leader triggers a checkpoint."""

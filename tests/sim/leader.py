@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from tests.sim.worker import Session
     from tests.sim.world import World
 
+    from penstock.jobmanager.deploy.region_restart import RegionRestart
+
 _HOLDER = LeaseHolder(id="sim", host="sim", machine="", pid=1)
 _SLOT_TIMEOUT_MS = 60_000
 #: How long a new leader waits for the workers of the leader before it.
@@ -139,7 +141,10 @@ class Leader:
         self._handling = True
         try:
             while self._events and not self.dead:
-                for command in self.master.handle(self._events.popleft(), self.world.clock.now_ms()):
+                before = self.master._region
+                commands = self.master.handle(self._events.popleft(), self.world.clock.now_ms())
+                self._count_region(before, self.master)
+                for command in commands:
                     self._execute(command)
         finally:
             self._handling = False
@@ -154,6 +159,8 @@ class Leader:
             case cmd.ReadLog(list_files):
                 self._call("read log", partial(store.read, list_files=list_files), self._log_read)
             case cmd.AppendManifest(tag, manifest):
+                if manifest.checkpoint_id is not None:
+                    self.world.checks.acknowledged(self.master, manifest.checkpoint_id)
                 self._call(f"append {tag}", partial(store.append, tag, manifest), partial(self._appended, tag))
             case cmd.DeleteEntries(sequences, files, emptied):
                 self._call("delete", partial(store.delete, sequences, files, emptied), lambda _result, _error: None)
@@ -350,6 +357,14 @@ class Leader:
         """A worker's process has ended."""
         if self.sessions.get(session.manager.name) is session and self._where.pop(worker_id, None) is not None:
             self.post(ev.WorkerLost(worker_id, reason))
+
+    def _count_region(self, before: RegionRestart | None, master: JobMaster) -> None:
+        """Count what has become of the restart of a region."""
+        region = master._region
+        if region is not None and region is not before:
+            self.world.swarm.seen("region-killed" if before is None else "region-failed-again")
+        elif region is None and before is not None and master.deployment is not None:
+            self.world.swarm.seen("region-restarted", int(master.deployment.running))
 
     def _count_abort(self, checkpoint_id: int) -> None:
         if checkpoint_id == self._last_abort or self.master is None:

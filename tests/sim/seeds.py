@@ -20,6 +20,7 @@ def world_of(seed: int) -> World:
     plan = Plan.drawn(random.Random(f"plan {seed}"))
     plan.draw_state(random.Random(f"state {seed}"))
     plan.draw_barriers(random.Random(f"barriers {seed}"))
+    plan.draw_regions(random.Random(f"regions {seed}"))
     return World(seed, plan, Swarm.drawn(random.Random(f"faults {seed}")))
 
 

@@ -6,6 +6,7 @@ import pytest
 from tests.sim.adoption_mutants import ADOPTION
 from tests.sim.election_mutants import ELECTION
 from tests.sim.mutants import MUTANTS, Mutant
+from tests.sim.region_mutants import REGIONS
 from tests.sim.scheduler import SimulationError
 from tests.sim.seeds import world_of
 
@@ -21,7 +22,7 @@ def caught_by(mutant: Mutant) -> tuple[int, str] | None:
     return None
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *ELECTION, *ADOPTION], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *ELECTION, *ADOPTION, *REGIONS], ids=lambda mutant: mutant.name)
 def test_a_planted_fault_is_caught(mutant):
     found = caught_by(mutant)
     assert found is not None, f"{mutant.seeds} seeds passed with it"

@@ -57,6 +57,8 @@ class Plan:
     managed_memory_bytes: int = 256 << 20
     #: Pause after each message of rows, which a subtask then takes one by one: with a long one, rows wait for it.
     slow_ms: float = 0.0
+    #: Unconnected pipelines of the job: each reads every n-th partition, from its own topic.
+    regions: int = 1
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Plan:
@@ -112,6 +114,24 @@ class Plan:
         self.settings["aligned_checkpoint_timeout_ms"] = chance.choice([0, 0, 5, 30])
         self.settings["buffer_debloat_target_ms"] = chance.choice([0, 0, 5, 50])
 
+    def draw_regions(self, chance: random.Random) -> None:
+        """Draw how many regions the job has."""
+        self.split(chance.choice([1, 1, 2, 2, 3]), chance)
+
+    def split(self, regions: int, chance: random.Random) -> None:
+        """Give the job that many regions, with a partition each at least; their windows differ by the user."""
+        self.regions = regions
+        while len(self.rows) < regions:
+            self.rows.append(_partition(chance, 60, 8, self.bound_ms))
+        for partition, rows in enumerate(self.rows):
+            first = 1000 * (partition % regions)
+            self.rows[partition] = [(first + user, amount, time) for user, amount, time in rows]
+
+    @property
+    def topics(self) -> dict[str, list[list[Row]]]:
+        """The partitions of each region's topic."""
+        return {INPUT if r == 0 else f"{INPUT}-{r}": self.rows[r :: self.regions] for r in range(self.regions)}
+
     def graph(self, phase: Phase, root: str) -> JobGraph:
         """The job as it is submitted in a phase."""
         env = ps.Environment(parallelism=phase.parallelism, checkpoint_interval="100ms", checkpoint_root="unused")
@@ -133,20 +153,26 @@ class Plan:
         return msgspec.structs.replace(graph, settings=settings, vertices=vertices)
 
     def results(self, env: ps.Environment) -> None:
-        """Build the job from its source to its sink."""
-        ends = [len(rows) for rows in self.rows]
+        """Build the job from its sources to its sinks."""
         strategy = ps.WatermarkStrategy.bounded_out_of_orderness(f"{self.bound_ms}ms", timestamp="ts")
-        orders = env.from_source(_Source(ends), watermarks=strategy, uid="orders")
-        self.totals(orders).sink_to(_Sink(), uid="out")
+        for number, (topic, partitions) in enumerate(self.topics.items()):
+            source = _Source(topic, [len(rows) for rows in partitions])
+            orders = env.from_source(source, watermarks=strategy, uid=topic)
+            totals = self.windows(orders).uid(f"totals-{number}") if number else self.totals(orders)
+            totals.sink_to(_Sink(), uid=f"out-{number}" if number else "out")
 
     def totals(self, orders: ps.DataStream) -> ps.DataStream:
-        """What the job computes: count and sum of each user and window."""
+        """What the job computes in its first region."""
+        return self.windows(orders).uid("totals")
+
+    def windows(self, orders: ps.DataStream) -> ps.DataStream:
+        """Count and sum of each user and window."""
         window = (
             ps.Tumbling(f"{self.size_ms}ms")
             if self.size_ms == self.slide_ms
             else ps.Sliding(f"{self.size_ms}ms", f"{self.slide_ms}ms")
         )
-        return orders.key_by("user_id").window(window).aggregate(n=ps.count(), total=ps.sum("amount")).uid("totals")
+        return orders.key_by("user_id").window(window).aggregate(n=ps.count(), total=ps.sum("amount"))
 
     def expected(self) -> Counter[tuple[int, ...]]:
         """Naively: (user, window start, window end, count, sum) of every window with rows."""
@@ -190,11 +216,12 @@ def _settings(chance: random.Random) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Source:
+    topic: str
     ends: list[int]
     row_schema: pa.Schema = ORDER_SCHEMA
 
     def spec(self):
-        return source_spec(INPUT, ends=self.ends)
+        return source_spec(self.topic, ends=self.ends)
 
 
 class _Sink:

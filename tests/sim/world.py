@@ -23,7 +23,7 @@ from tests.sim.nemesis import Nemesis
 from tests.sim.runs import Result, Run
 from tests.sim.scheduler import Scheduler
 from tests.sim.worker import TaskManager, Worker
-from tests.sim.workload import INPUT, OUTPUT, Plan
+from tests.sim.workload import OUTPUT, Plan
 
 from penstock.checkpoint.leader_lease import LEASE, LeaderLease
 from penstock.checkpoint.memory_store import MemoryStore
@@ -86,10 +86,11 @@ class World:
         """
         self.swarm.tell = self.scheduler.note
         with self._installed(), local_state(self.swarm) as self.folder:
-            self.kafka.create_topic(INPUT, len(self.plan.rows))
             self.kafka.create_topic(OUTPUT, 2)
-            for partition, rows in enumerate(self.plan.rows):
-                self._produce(partition, rows, 0)
+            for topic, partitions in self.plan.topics.items():
+                self.kafka.create_topic(topic, len(partitions))
+                for partition, rows in enumerate(partitions):
+                    self._produce((topic, partition), rows, 0)
             for _ in range(_MANAGERS):
                 self.start_taskmanager()
             for _ in range(_JOBMANAGERS):
@@ -165,7 +166,7 @@ class World:
     def start_taskmanager(self) -> None:
         """A new TaskManager comes up."""
         self._names += 1
-        manager = TaskManager(self, self._names, _SLOTS)
+        manager = TaskManager(self, self._names, _SLOTS * self.plan.regions)
         self.managers.append(manager)
         self.scheduler.at(self.random.uniform(0, 10), "dial", manager.connect, owner=manager.owner)
 
@@ -365,7 +366,7 @@ class World:
 
     # --- the outside --------------------------------------------------------------------------------------------------
 
-    def _produce(self, partition: int, rows: list[Any], at: int) -> None:
+    def _produce(self, partition: tuple[str, int], rows: list[Any], at: int) -> None:
         if at >= len(rows):
             return
         count = self.random.randint(1, 12)
@@ -376,7 +377,7 @@ class World:
                 self.scheduler.at(15, "produce", produce)
                 return
             for row in rows[at : at + count]:
-                self.kafka.append(INPUT, partition, row)
+                self.kafka.append(*partition, row)
             self._produce(partition, rows, at + count)
 
         self.scheduler.at(wait, "produce", produce)

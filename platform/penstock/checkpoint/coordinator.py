@@ -199,6 +199,21 @@ class CheckpointCoordinator:
             self.current = None
         return commands
 
+    def pause(self, executions: Collection[ExecutionId], reason: str) -> list[CoordinatorCommand]:
+        """Trigger nothing until the next `start`: some of `executions`, the present subtasks, do not run yet.
+
+        The checkpoint under way is aborted, as subtasks that it expects have ended. If its manifest is being appended,
+        they all have acked: the log decides.
+        """
+        self._running = False
+        self._executions = frozenset(executions)
+        self._ended &= self._executions
+        current = self.current
+        if current is None or current.appending:
+            return []
+        self.current = None
+        return [AbortCheckpoint(current, reason)]
+
     def request(self, kind: BarrierKind, request_id: str, now_ms: int) -> list[CoordinatorCommand]:
         """Queue a user's request for a checkpoint, a savepoint or a stop."""
         if self._closed:

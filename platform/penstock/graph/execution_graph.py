@@ -7,7 +7,7 @@ in `rpc.messages.DeployTasks`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -105,9 +105,8 @@ def plan(
     placement: Placement,
     endpoints: Mapping[str, str],
     restore: RestorePlan | None = None,
-    only: Collection[str] | None = None,
 ) -> list[TaskDeployment]:
-    """Return a deployment for every subtask (of the vertices in `only`: whole regions), in topological order.
+    """Return a deployment for every subtask, in topological order.
 
     `placement` maps every subtask to a worker, `endpoints` every worker to its network endpoint.
 
@@ -118,7 +117,6 @@ def plan(
     return [
         _deployment(planner, vertex, subtask, restore)
         for vertex in graph.vertices
-        if only is None or vertex.id in only
         for subtask in range(vertex.parallelism)
     ]
 

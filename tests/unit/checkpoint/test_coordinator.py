@@ -294,3 +294,54 @@ def test_the_final_checkpoint_never_overtakes():
     coordinator.start(0)
     coordinator.input_ended(ALL[0], 10)
     assert not only(coordinator.input_ended(ALL[1], 10), TriggerBarrier).pending.overtakes
+
+
+NEXT = [ExecutionId("v", 0, 2), ALL[1]]
+
+
+def test_a_pause_aborts_the_checkpoint_under_way_and_the_next_one_needs_the_present_attempts():
+    coordinator = make()
+    coordinator.start(0)
+    coordinator.tick(100)
+    coordinator.ack(7, ALL[0], ack(ALL[0]))
+    assert only(coordinator.pause(NEXT, "lost"), AbortCheckpoint).reason == "lost"
+    assert coordinator.wake_ms() is None
+    assert coordinator.tick(10_000) == []
+    assert coordinator.ack(7, ALL[1], ack(ALL[1])) == []
+    assert coordinator.start(10_000, resumed=True) == []
+    assert only(coordinator.tick(10_025), TriggerBarrier).pending.checkpoint_id == 8
+    assert coordinator.ack(8, ALL[1], ack(ALL[1])) == []
+    assert coordinator.ack(8, ALL[0], ack(ALL[0])) == [], "of the attempt before"
+    only(coordinator.ack(8, NEXT[0], ack(NEXT[0])), AppendCheckpoint)
+    assert coordinator.consecutive_failures == 0
+
+
+def test_an_append_under_way_at_a_pause_is_answered_and_nothing_is_triggered_after_it():
+    coordinator = make()
+    coordinator.start(0)
+    coordinator.tick(100)
+    coordinator.ack(7, ALL[0], ack(ALL[0]))
+    coordinator.ack(7, ALL[1], ack(ALL[1]))
+    assert coordinator.pause(NEXT, "lost") == []
+    assert coordinator.current is not None
+    assert coordinator.appended(7, 10_000) == []
+    assert coordinator.current is None
+    only(coordinator.start(20_000, resumed=True) or coordinator.tick(20_025), TriggerBarrier)
+
+
+def test_requests_wait_for_the_end_of_a_pause():
+    coordinator = make()
+    coordinator.start(0)
+    coordinator.pause(NEXT, "lost")
+    assert coordinator.request(BarrierKind.SAVEPOINT, "r", 50) == []
+    assert only(coordinator.start(60, resumed=True), TriggerBarrier).pending.request_id == "r"
+
+
+def test_an_attempt_that_begins_again_has_its_input_before_it():
+    coordinator = make(interval_ms=None)
+    coordinator.start(0)
+    coordinator.input_ended(ALL[0], 1)
+    coordinator.pause(NEXT, "lost")
+    coordinator.start(10, resumed=True)
+    assert coordinator.input_ended(ALL[1], 11) == []
+    assert only(coordinator.input_ended(NEXT[0], 12), TriggerBarrier).pending.final

@@ -12,6 +12,7 @@ AT = 1_767_607_200_000  # 2026-01-05 10:00:00
 COUNTED = "rows, restarts and checkpoints are counted from there, and checkpoint ids skip 1,000 each time"
 SUMMARY = {
     "state": "RUNNING", "restarts": 0, "next-attempt-in-ms": None, "waits-for": "", "stopped-with": "",
+    "region-restart": "",
     "bad-records": {}, "late-records": {}, "restored": None, "sources-unreachable": {}, "slow-calls": [],
     "jobmanagers-replaced": {"times": 0, "newest": None}, "rows-read": {"orders": 12_345}, "rows-written": {"out": 7},
     "rows-read-per-second": {"orders": 1_500.4}, "rows-written-per-second": {}, "watermark": None,
@@ -28,12 +29,12 @@ class Client:
 
     def __init__(self):
         self.told, self.entries, self.findings, self.latest, self.history = dict(SUMMARY), [], [], None, []
-        self.state, self.waits_for = "RUNNING", ""
+        self.state, self.waits_for, self.region_restart = "RUNNING", "", ""
         self.times = {"state": "RUNNING", "start-time": AT, "timestamps": {"RUNNING": AT}}
 
     def jobs(self):
         job = {"jid": "a" * 32, "name": "orders", "state": self.state, "start-time": 1, "tasks": {}, "restarts": 0}
-        return [{**job, "stopped-with": "", "waits-for": self.waits_for}]
+        return [{**job, "stopped-with": "", "waits-for": self.waits_for, "region-restart": self.region_restart}]
 
     def job(self, job_id):
         vertex = {"name": "in", "parallelism": 2, "status": "RUNNING", "metrics": {}}
@@ -106,6 +107,14 @@ def test_a_job_in_the_list_that_waits_for_slots_says_so(client, capsys):
     *_, row, line = capsys.readouterr().out.splitlines()
     assert row.split()[:5] == ["orders", "RESTARTING", "(waits", "for", "slots)"]
     assert line == "orders is waiting for slots: it needs 9 slots, 4 of 6 are free (live holds 2)"
+
+
+def test_a_region_that_restarts_is_shown_beside_the_state_and_in_the_report(client, capsys):
+    client.region_restart = client.told["region-restart"] = "region of orders restarts: waiting for the manifest log"
+    module.list_jobs()
+    *_, row = capsys.readouterr().out.splitlines()
+    assert "RUNNING (a region restarts)" in row
+    assert shown(capsys)[-1] == client.region_restart
 
 
 def test_the_newest_checkpoint_is_aligned_or_has_its_bytes_of_rows_in_flight(client, capsys):

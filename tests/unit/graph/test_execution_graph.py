@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.graph.execution_graph import PlanIds, peers_of, plan
-from penstock.graph.job_graph import regions, required_slots, slots_of
+from penstock.graph.job_graph import required_slots, slots_of
 from penstock.graph.restore_plan import RestorePlan
 from penstock.graph.stream_graph import Upstream
 from penstock.graph.task_deployment import (
@@ -115,14 +115,6 @@ def test_a_deployment_names_who_deploys_and_what_comes_back(graphs):
     assert {t.restored_checkpoint for t in tasks} == {9}
     assert {(t.job_id, t.run_id, t.generation, t.execution.attempt) for t in tasks} == {("j", "r", 3, 2)}
     assert decode_deployment(encode_deployment(by_subtask[1])) == by_subtask[1]
-
-
-def test_only_one_region_can_be_planned(graphs):
-    graphs.sink(graphs.source("a"), name="s")
-    graphs.sink(graphs.source("b"), name="t")
-    graph = graphs.job_graph()
-    tasks, _ = placed(graph, only=regions(graph)[1])
-    assert [t.vertex_name for t in tasks] == ["b -> t", "b -> t"]
 
 
 def test_a_subtask_without_a_worker_is_a_fault_of_the_scheduler(graphs):

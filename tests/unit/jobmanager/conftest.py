@@ -66,6 +66,25 @@ def make_graph(
     )
 
 
+def with_region(graph: JobGraph, source: str, sink: str) -> JobGraph:
+    """Return the graph with an unconnected copy of its first region: these vertices, and uids such as `src-2`."""
+    number = len(graph.vertices) // 2 + 1
+    added = tuple(
+        msgspec.structs.replace(
+            vertex,
+            id=name,
+            name=f"{vertex.name}-{number}",
+            slot_sharing_group=f"region-{number}",
+            operators=tuple(
+                msgspec.structs.replace(o, uid=f"{o.uid}-{number}", name=f"{o.name}-{number}") for o in vertex.operators
+            ),
+        )
+        for vertex, name in zip(graph.vertices[:2], (source, sink), strict=True)
+    )
+    edge = msgspec.structs.replace(graph.edges[0], source=source, target=sink)
+    return msgspec.structs.replace(graph, vertices=(*graph.vertices, *added), edges=(*graph.edges, edge))
+
+
 def acknowledge(world):
     """Let all workers acknowledge the newest checkpoint: with `auto_ack` off, they do not by themselves."""
     trigger = next(m for _, m in reversed(world.sent) if isinstance(m, msg.TriggerCheckpoint))
@@ -94,7 +113,7 @@ class FakeWorker:
                 return [self._state(task, "RUNNING") for task in self.tasks]
             case msg.AssignSplits():
                 world.assigned.append((command.subtask, tuple(s["id"] for s in command.splits), command.no_more))
-                world.splits.setdefault(command.subtask, []).extend(command.splits)
+                world.splits.setdefault((command.vertex_id, command.subtask), []).extend(command.splits)
                 return []
             case msg.TriggerCheckpoint():
                 return []
@@ -103,7 +122,7 @@ class FakeWorker:
             case msg.CheckpointCompleted():
                 world.permits.append(command.permit)
                 newest = command.permit.checkpoint_id
-                own = [c for c in world.owed if c.subtask in self._sinks() and c.uid not in command.held]
+                own = [c for c in world.owed if self.writes(c) and c.uid not in command.held]
                 return self._publish([c for c in own if c.checkpoint_id <= newest])
             case msg.ResolvePending():
                 world.resolved.append(command)
@@ -141,7 +160,6 @@ class FakeWorker:
 
     def told(self, generation: int) -> msg.TasksReported:
         """Return its answer to a new leader."""
-        splits = {t.execution.subtask: self.world.splits.get(t.execution.subtask, ()) for t in self.tasks}
         return msg.TasksReported(
             job_id=JOB,
             generation=generation,
@@ -155,16 +173,18 @@ class FakeWorker:
                     vertex_id=t.execution.vertex_id,
                     subtask=t.execution.subtask,
                     state="RUNNING",
-                    splits=tuple(s["id"] for s in splits[t.execution.subtask])
-                    if t.execution.vertex_id == SOURCE
-                    else None,
+                    splits=tuple(split["id"] for split in self._splits(t)) if _is_source(t) else None,
                 )
                 for t in self.tasks
             ),
         )
 
-    def _sinks(self) -> set[int]:
-        return {t.execution.subtask for t in self.tasks if t.execution.vertex_id == SINK}
+    def writes(self, output: Committable) -> bool:
+        """Whether a sink here has written it."""
+        return (output.uid, output.subtask) in {(t.operators[-1].uid, t.execution.subtask) for t in self.tasks}
+
+    def _splits(self, task) -> tuple:
+        return tuple(self.world.splits.get((task.execution.vertex_id, task.execution.subtask), ()))
 
     def _publish(self, owed) -> list:
         for committable in owed:
@@ -179,25 +199,23 @@ class FakeWorker:
         return msg.TaskState(job_id=JOB, vertex_id=e.vertex_id, subtask=e.subtask, attempt=e.attempt, state=state)
 
     def _ack(self, task, trigger) -> msg.CheckpointAck:
-        e = task.execution
+        e, run, uid = task.execution, task.run_id, task.operators[-1].uid
         committables, operator = (), ()
-        if e.vertex_id == SINK:
-            run = task.run_id
+        if _is_source(task):
+            operator = (OperatorStateSnapshot(uid=uid, name="splits", mode="split", items=self._splits(task)),)
+        else:
             fresh = Committable(
-                id=f"out/{run}/{e.subtask}/{trigger.checkpoint_id}",
-                uid="out",
+                id=f"{uid}/{run}/{e.subtask}/{trigger.checkpoint_id}",
+                uid=uid,
                 run_id=run,
                 subtask=e.subtask,
                 checkpoint_id=trigger.checkpoint_id,
-                files=(FileRef(path=f"pending/{run}/{e.attempt}/{e.subtask}/{trigger.checkpoint_id}"),),
+                files=(FileRef(path=f"pending/{run}/{e.attempt}/{uid}-{e.subtask}/{trigger.checkpoint_id}"),),
                 rows=1,
             )
             if fresh.id not in {c.id for c in self.world.owed}:
                 self.world.owed.append(fresh)
-            committables = tuple(c for c in self.world.owed if c.subtask == e.subtask)
-        else:
-            items = tuple(self.world.splits.get(e.subtask, ()))
-            operator = (OperatorStateSnapshot(uid="src", name="splits", mode="split", items=items),)
+            committables = tuple(c for c in self.world.owed if (c.uid, c.subtask) == (uid, e.subtask))
         return msg.CheckpointAck(
             job_id=JOB,
             run_id=trigger.run_id,
@@ -209,6 +227,10 @@ class FakeWorker:
             ),
             metrics=CheckpointMetrics(counts=dict(self.world.counts)),
         )
+
+
+def _is_source(task) -> bool:
+    return task.operators[0].kind == "source"
 
 
 class World:
@@ -243,7 +265,7 @@ class World:
         self.append_error: str | None = None
         self.discovered = ({"id": "t-0"}, {"id": "t-1"}, {"id": "t-2"})
         self.assigned, self.permits, self.resolved, self.savepoints, self.sent = [], [], [], [], []
-        self.splits: dict[int, list] = {}
+        self.splits: dict[tuple[str, int], list] = {}
         self.owed: list[Committable] = []
         self.output: dict[str, int] = {}
         self.operations: dict[str, cmd.OperationEnded] = {}
@@ -308,7 +330,7 @@ class World:
         return self
 
     def kill(self, worker_id: str, reason: str = "it was killed by SIGKILL") -> World:
-        self.workers.pop(worker_id)
+        self._gone(worker_id)
         return self.post(ev.WorkerLost(worker_id, reason))
 
     def end_input(self) -> World:
@@ -319,6 +341,12 @@ class World:
 
     def manifests(self, kind: str = "checkpoint") -> list[Manifest]:
         return [e.manifest for e in self.log.read() if e.manifest.kind == kind]
+
+    def _gone(self, worker_id: str) -> None:
+        """A worker has ended: its sinks publish nothing more."""
+        worker = self.workers.pop(worker_id, None)
+        if worker is not None:
+            self.owed = [output for output in self.owed if not worker.writes(output)]
 
     def _execute(self, command) -> None:
         post = self.queue.append
@@ -345,8 +373,7 @@ class World:
                 ready = msg.WorkerReady(worker_id=worker_id, endpoint=f"unix:{worker_id}", pid=1)
                 post(ev.WorkerReported(worker_id, ready))
             case cmd.KillWorker(worker_id, _):
-                self.workers.pop(worker_id, None)
-                self.owed = []
+                self._gone(worker_id)
                 post(ev.WorkerLost(worker_id, "stopped"))
             case cmd.SendToWorker(worker_id, message):
                 self._send(worker_id, message)

@@ -43,8 +43,8 @@ def vertex(name, inputs, *subtasks, operators=None):
     return VertexLoad(name, f"chain of {name}", inputs, loads, {uid: f"the {uid}" for uid in operators}, operators)
 
 
-def job(*vertices, state="RUNNING", error="", measured=True, waits_for=""):
-    return JobLoad(state, error, waits_for, vertices, measured)
+def job(*vertices, state="RUNNING", error="", measured=True, waits_for="", region_restart=""):
+    return JobLoad(state, error, waits_for, vertices, measured, region_restart)
 
 
 def first(*vertices, **options):
@@ -116,6 +116,12 @@ def test_a_job_that_does_not_run_says_why():
     assert first(state="FAILED", error="no").document()["text"] == "no"
     assert first(state="RESTARTING").level == "bad"
     assert first(vertex("read", (), (0.2, 0.0)), measured=False).kind == "starting"
+
+
+def test_a_region_that_restarts_is_the_first_finding_of_a_running_job():
+    found = first(vertex("read", (), (0.2, 0.0)), measured=False, region_restart="region of read restarts")
+    assert (found.kind, found.level) == ("region-restart", "bad")
+    assert found.text == "region of read restarts. The other regions continue."
 
 
 loads = st.tuples(st.floats(0, 1), st.floats(0, 1)).filter(lambda load: sum(load) <= 1)

@@ -140,6 +140,8 @@ def report_lines(
     lines += request_lines(summary)
     if summary["waits-for"]:
         lines.append(f"waiting for slots: it needs {summary['waits-for']}")
+    if summary["region-restart"]:
+        lines.append(summary["region-restart"])
     rejected = [entry for entry in entries[:1] if entry["rolled-back"]]
     lines += [line for entry in rejected for line in _rejected_version(entry, all_frames=all_frames)]
     own = [entry for entry in entries if not entry["rolled-back"]]

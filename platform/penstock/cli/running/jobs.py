@@ -66,9 +66,11 @@ def list_jobs(*, cluster: ClusterOption = None, json: JsonOption = False) -> Non
 
 
 def _state(job: dict[str, Any]) -> str:
-    """Return the state of a job in `RestClient.jobs`, with a note if it waits for slots or has a last savepoint."""
+    """Return the state of a job in `RestClient.jobs`, with a note on slots, regions or the last savepoint."""
     if job["waits-for"]:
         return f"{job['state']} (waits for slots)"
+    if job["region-restart"]:
+        return f"{job['state']} (a region restarts)"
     stopped = job["stopped-with"] and job["state"] == "FINISHED"  # an upgrade stops with a savepoint, too
     return f"{job['state']} (savepoint)" if stopped else str(job["state"])
 

@@ -28,6 +28,11 @@ class JobChange:
         self.upgrading = Upgrading(upgrade)
 
     @property
+    def idle(self) -> bool:
+        """Whether no rescale or upgrade is in progress."""
+        return self.rescaling.phase is None and self.upgrading.phase is None
+
+    @property
     def recording(self) -> bool:
         """Whether a pending record write may change the job: its end is not written before the answer."""
         return self.rescaling.phase is RescalePhase.RECORD or self.upgrading.recording

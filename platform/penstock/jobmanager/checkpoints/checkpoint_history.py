@@ -7,6 +7,7 @@ Filled by `jobmanager.checkpoints.checkpointing` and `jobmanager.master.job_mast
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from penstock.checkpoint.coordinator import Ack, PendingCheckpoint
@@ -116,6 +117,8 @@ class CheckpointHistory:
         self.latest_id: int | None = None
         #: Totals up to the restored checkpoint; from the job's begin, or from that of this leader.
         self.totals: Totals = {}
+        #: The checkpoint that the job or a part of it was restored from last.
+        self._restored_from: _Record | None = None
         self._latest: dict[str, CheckpointView] = {}
         #: Objects that the newest checkpoint references.
         self._paths: set[str] = set()
@@ -158,13 +161,21 @@ class CheckpointHistory:
         self.failed += 1
         self._latest["failed"] = record.view()
 
-    def was_restored(self, manifest: Manifest, now_ms: int, *, savepoint: bool) -> None:
-        """Record a restore; `savepoint` if a user started the job from a savepoint, else that of a stop is named."""
+    def was_restored(
+        self, manifest: Manifest, now_ms: int, *, savepoint: bool, vertices: Collection[str] | None = None
+    ) -> None:
+        """Record a restore of these vertices, or of all.
+
+        `savepoint` if a user started the job from a savepoint, else that of a stop is named.
+        """
         self.restored += 1
         taken_id = manifest.checkpoint_id or 0
         record = self._find(taken_id)
         if record is not None:
-            self.totals = record.totals()
+            totals = record.totals()
+            kept = {} if vertices is None else {name: n for name, n in self.totals.items() if name not in vertices}
+            own = totals if vertices is None else {name: n for name, n in totals.items() if name in vertices}
+            self.totals, self._restored_from = kept | own, record
         uri = "" if savepoint else manifest.savepoint_uri
         self.latest_restored = RestoredView(
             checkpoint_id=taken_id,
@@ -180,7 +191,9 @@ class CheckpointHistory:
     def newest_totals(self) -> Totals:
         """The totals up to the newest completed checkpoint since the last restore, or up to the restored one."""
         newest = next((record for record in reversed(self._records) if record.status == "COMPLETED"), None)
-        return newest.totals() if newest is not None and newest.before is self.totals else self.totals
+        if newest is not None and (newest.before is self.totals or newest is self._restored_from):
+            return newest.totals()
+        return self.totals
 
     @property
     def last_failure(self) -> str:

@@ -6,7 +6,7 @@ A member of `master.job_master`. Output is pending from the ack that names it un
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -171,7 +171,7 @@ def aborted_commands(deployment: Deployment, checkpoint_id: int) -> list[Command
     return _to_each_worker(deployment, message)
 
 
-def copy_commands(deployment: Deployment, manifest: Manifest, savepoint_id: str, uri: str) -> list[Command]:
+def copy_command(deployment: Deployment, manifest: Manifest, savepoint_id: str, uri: str) -> SendToWorker:
     """Return the command that makes a worker copy a checkpoint to `uri` as a savepoint."""
     message = WriteSavepoint(
         job_id=deployment.ids.job_id,
@@ -181,7 +181,7 @@ def copy_commands(deployment: Deployment, manifest: Manifest, savepoint_id: str,
         job_name=manifest.job_name,
         manifest=encode_manifest(manifest),
     )
-    return [SendToWorker(deployment.any_worker(), message)]
+    return SendToWorker(deployment.any_worker(), message)
 
 
 def checkpoint_entry(
@@ -276,6 +276,15 @@ class _Request:
     for_change: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A checkpoint, and the worker that copies it to a savepoint."""
+
+    checkpoint_id: int
+    sequence: int
+    worker_id: str
+
+
 class Checkpointing:
     """Checkpointing of one job for its whole life; `begin` and `halt` bracket each deployment."""
 
@@ -305,8 +314,8 @@ class Checkpointing:
         #: Requests without an answer, by id.
         self._requests: dict[str, _Request] = {}
         self._withheld = WithheldOutput()
-        #: Savepoints being copied: savepoint id -> (checkpoint id, log sequence).
-        self._copying: dict[str, tuple[int, int]] = {}
+        #: Savepoints being copied, by their ids.
+        self._copying: dict[str, _Copy] = {}
         #: The final checkpoint of this deployment, once it is in the log.
         self.final_checkpoint: FinalCheckpoint | None = None
         #: A stop whose append had no known outcome when the deployment failed: the log decides.
@@ -352,9 +361,10 @@ class Checkpointing:
         self._withheld = WithheldOutput(plan)
         self._published = set()
 
-    def set_pending(self, pending: tuple[Committable, ...]) -> None:
-        """All recovered output is committed except `pending` and output withheld by a trial."""
-        self.pending = {c.id: c for c in (*pending, *self._withheld.restored)}
+    def set_pending(self, pending: tuple[Committable, ...], uids: Collection[str] | None = None) -> None:
+        """All recovered output, or that of these sinks, is committed except `pending` and that of a trial."""
+        others = [] if uids is None else [output for output in self.pending.values() if output.uid not in uids]
+        self.pending = {c.id: c for c in (*others, *pending, *self._withheld.restored)}
 
     def released(self) -> list[Command]:
         """Let sinks publish the withheld output: the trial was accepted."""
@@ -365,7 +375,9 @@ class Checkpointing:
         return completed_commands(self._deployment, permit, ())
 
     def start(self, now_ms: int) -> list[CheckpointCommand]:
-        """Start the coordinator: all subtasks run and the sources have their splits."""
+        """Start the coordinator, or end its pause: all subtasks run and the sources have their splits."""
+        if self._coordinator is not None:
+            return self._translate(self._coordinator.start(now_ms, resumed=True), now_ms)
         deployment = self._running()
         settings = deployment.graph.settings
         self._coordinator = CheckpointCoordinator(
@@ -386,6 +398,38 @@ class Checkpointing:
         )
         resumed = deployment.recovered is not None and deployment.recovered.plan.restored is not None
         return self._translate(self._coordinator.start(now_ms, resumed=resumed, adopted=self._adopted), now_ms)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the last checkpoint is under way or requested: its barriers end the sources of all regions."""
+        coordinator = self._coordinator
+        if coordinator is None or self.final_checkpoint is not None:
+            return True
+        current = coordinator.current
+        final = current is not None and current.final
+        return final or any(kind.ends_job for kind, _ in coordinator.requested)
+
+    def pause(self, lost: Collection[str], reason: str, now_ms: int) -> list[CheckpointCommand]:
+        """Trigger no checkpoint until `start`: some regions restart, and their workers `lost` are killed."""
+        assert self._coordinator is not None  # noqa: S101 - the job runs
+        present = [execution.id for execution in self._running().executions.values()]
+        commands = self._translate(self._coordinator.pause(present, reason), now_ms)
+        for savepoint_id in [asked for asked, copy in self._copying.items() if copy.worker_id in lost]:
+            del self._copying[savepoint_id]
+            commands.append(self._answer(OperationEnded(savepoint_id, error=reason)))
+        return commands
+
+    def knows_newest(self, plan: RecoveryPlan) -> bool:
+        """Return whether the newest checkpoint of the log is the newest that this leader knows."""
+        in_log = [manifest.sequence for manifest in plan.history if manifest.kind == "checkpoint"]
+        known = [manifest.sequence for manifest in self._manifests if manifest.kind == "checkpoint"]
+        return max(in_log, default=0) == max(known, default=0)
+
+    def restored_part(self, restored: Manifest | None, vertices: Collection[str], now_ms: int) -> None:
+        """Handle that some vertices go back to a checkpoint, the newest, which is None if there is no state yet."""
+        if restored is not None:
+            own = {manifest.sequence for manifest in self._manifests}
+            self.history.was_restored(restored, now_ms, savepoint=restored.sequence not in own, vertices=vertices)
 
     def resume_ending(self, manifest: Manifest, now_ms: int, *, for_change: bool) -> list[CheckpointCommand]:
         """Copy and finish a final checkpoint that was durable before the failure and is published now.
@@ -587,7 +631,7 @@ class Checkpointing:
         copying = self._copying.pop(message.savepoint_id, None)
         if copying is None:
             return []
-        checkpoint_id, _sequence = copying
+        checkpoint_id = copying.checkpoint_id
         if not message.error:
             self.history.saved(checkpoint_id, message.uri)
         ending = self.final_checkpoint
@@ -676,12 +720,13 @@ class Checkpointing:
         return tuple(uncommitted.values())
 
     def _copy(self, manifest: Manifest, savepoint_id: str, uri: str) -> list[CheckpointCommand]:
-        self._copying[savepoint_id] = (manifest.checkpoint_id or 0, manifest.sequence)
-        return [*copy_commands(self._running(), manifest, savepoint_id, uri)]
+        command = copy_command(self._running(), manifest, savepoint_id, uri)
+        self._copying[savepoint_id] = _Copy(manifest.checkpoint_id or 0, manifest.sequence, command.worker_id)
+        return [command]
 
     def _retain(self, now_ms: int) -> list[CheckpointCommand]:
         retained = self._running().graph.settings.retained_checkpoints
-        pinned = {*self._withheld.base, *(sequence for _, sequence in self._copying.values())}
+        pinned = {*self._withheld.base, *(copy.sequence for copy in self._copying.values())}
         uncommitted = {ref.path for c in self.pending.values() for ref in c.files}
         plan = plan_retention(
             self._manifests, retained, pinned=pinned, in_use=uncommitted, abandoned=self._withheld.abandoned

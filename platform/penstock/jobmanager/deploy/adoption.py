@@ -7,6 +7,7 @@ record 22.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import replace
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from penstock.graph.execution_graph import PlanIds
 from penstock.graph.job_graph import JobGraph, required_slots
 from penstock.jobmanager.deploy.deployment import AdoptedTask, Recovered, Worker
+from penstock.jobmanager.messages.commands import Command, KillWorker, ReleaseSlots
 from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc.messages import InputEnded, TasksReported, TaskState, WorkerReport
 
@@ -137,3 +139,9 @@ class Adoption:
         task = self._tasks.get(where)
         if task is not None:
             self._tasks[where] = replace(task, report=msgspec.structs.replace(task.report, **changes))
+
+
+def dismissed(workers: Iterable[tuple[str, Slot]]) -> list[Command]:
+    """Return the commands that kill workers which no leader waits for, and release their slots."""
+    known = tuple(workers)
+    return [*(KillWorker(*worker) for worker in known), ReleaseSlots(tuple(slot for _, slot in known))]

@@ -2,11 +2,12 @@
 
 A member of `master.job_master`, created for every start and restart. `split_assigner` distributes a source's splits.
 The order is fixed: manifest chosen, workers ready, pending output resolved, tasks deployed, all RUNNING, splits.
+A region restarts by a deployment of its part of the graph, which then joins that of the job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,6 +128,8 @@ class Deployment:
         }
         self.recovered: Recovered | None = None
         self.assigners: dict[str, SplitAssigner] = {}
+        #: By uid of a source: the epoch of its discoveries.
+        self._epochs: dict[str, int] = {}
         self._intervals: dict[str, int] = {}
         self._discover_at: dict[str, int] = {}
         self._resolver = ""
@@ -199,6 +202,23 @@ class Deployment:
         """Return a worker for work besides the tasks."""
         return next(w.worker_id for w in self.workers.values() if w.endpoint)
 
+    def sources(self) -> list[tuple[str, OperatorSpec]]:
+        """Return vertex id and operator of each source."""
+        return [(vertex.id, vertex.operators[0]) for vertex in self.graph.vertices if vertex.is_source]
+
+    def vertices_of(self, worker_id: str) -> tuple[str, ...]:
+        """Return the vertices of a worker's subtasks, also if it was lost."""
+        return tuple(dict.fromkeys(e.id.vertex_id for e in self._executions_by_worker.get(worker_id, ())))
+
+    def is_present(self, vertex_id: str, subtask: int, attempt: int) -> bool:
+        """Return whether this is the present attempt of a subtask."""
+        execution = self.executions.get((vertex_id, subtask))
+        return execution is not None and execution.id.attempt == attempt
+
+    def awaits_splits(self, uid: str, epoch: int) -> bool:
+        """Return whether an enumerator's answer is for the present discovery."""
+        return self._epochs.get(uid) == epoch
+
     # --- events ----------------------------------------------------------------------------------------------------
 
     def begin(self, kept: Iterable[Slot]) -> list[Command]:
@@ -225,7 +245,7 @@ class Deployment:
         self.recovered = recovered
         commands: list[Command] = []
         if not recovered.plan.finishing:
-            for vertex_id, operator in self._sources():
+            for vertex_id, operator in self.sources():
                 splits = None if recovered.restore is None else recovered.restore.splits.get(operator.uid)
                 restored = None if splits is None else [msgspec.to_builtins(split) for split in splits]
                 subtasks, bounded = self.graph.vertex(vertex_id).parallelism, source_spec(operator).bounded
@@ -248,7 +268,7 @@ class Deployment:
             execution.input_ended = task.report.input_ended
             self._executions_by_worker.setdefault(task.worker_id, []).append(execution)
         commands: list[Command] = []
-        for vertex_id, operator in self._sources():
+        for vertex_id, operator in self.sources():
             owned = [splits[vertex_id, subtask] for subtask in range(self.graph.vertex(vertex_id).parallelism)]
             assigner = SplitAssigner.of_running(owned, bounded=source_spec(operator).bounded)
             commands += self._open_source(operator, assigner, now_ms)
@@ -275,6 +295,37 @@ class Deployment:
             self.open -= execution.state not in _ENDED
             self._running -= execution.state == "RUNNING"
             execution.state = end_state
+
+    def replace_part(self, part: Deployment) -> tuple[Worker, ...]:
+        """Show the subtasks of `part` in place of their earlier attempts; return the workers of those, to be killed.
+
+        Until `join` the part is on its own: here it counts neither as running nor as open.
+        """
+        earlier = [self.executions[where] for where in part.executions]
+        left = [worker for name in dict.fromkeys(e.worker_id for e in earlier) if (worker := self.workers.get(name))]
+        for worker in left:
+            self.worker_lost(worker.worker_id)
+        for execution in earlier:
+            self._executions_by_worker.pop(execution.worker_id, None)
+        self.executions.update(part.executions)
+        for _, operator in part.sources():
+            self.assigners.pop(operator.uid, None)
+            self._epochs.pop(operator.uid, None)
+            self._intervals.pop(operator.uid, None)
+            self._discover_at.pop(operator.uid, None)
+        self._count(set(part.executions))
+        return tuple(left)
+
+    def join(self, part: Deployment) -> None:
+        """Take over a part of the job that runs again."""
+        self.workers |= part.workers
+        self._executions_by_worker |= part._executions_by_worker
+        self.assigners |= part.assigners
+        self._epochs |= part._epochs
+        self._intervals |= part._intervals
+        self._discover_at |= part._discover_at
+        self._ready = sum(bool(worker.endpoint) for worker in self.workers.values())
+        self._count(set())
 
     def pending_resolved(self, report: PendingResolved) -> tuple[list[Command], str]:
         """Handle a worker's report on the resolution; also return what failed, if anything did."""
@@ -307,7 +358,7 @@ class Deployment:
         return self.send_splits() if self.running and not was_running else []
 
     def discovered(self, uid: str, splits: tuple[dict[str, Any], ...]) -> list[Command]:
-        """Handle an enumerator's answer."""
+        """Handle an enumerator's answer; see `awaits_splits`."""
         self.assigners[uid].discovered(splits)
         return self.send_splits() if self.running else []
 
@@ -316,7 +367,7 @@ class Deployment:
         due = [uid for uid, at_ms in self._discover_at.items() if now_ms >= at_ms]
         for uid in due:
             self._discover_at[uid] = now_ms + self._intervals[uid]
-        return [DiscoverSplits(uid, self.ids.epoch, self.assigners[uid].known, first_run=False) for uid in due]
+        return [DiscoverSplits(uid, self._epochs[uid], self.assigners[uid].known, first_run=False) for uid in due]
 
     def wake_ms(self) -> int | None:
         """Return the time at which `tick` is due."""
@@ -325,18 +376,19 @@ class Deployment:
     def send_splits(self) -> list[Command]:
         """Assign new splits to the source subtasks."""
         commands: list[Command] = []
-        for vertex_id, operator in self._sources():
+        for vertex_id, operator in self.sources():
             for subtask, (splits, no_more) in self.assigners[operator.uid].take().items():
+                execution = self.executions[vertex_id, subtask]
                 message = AssignSplits(
                     job_id=self.ids.job_id,
                     generation=self.ids.generation,
                     vertex_id=vertex_id,
                     subtask=subtask,
-                    attempt=self.ids.attempt,
+                    attempt=execution.id.attempt,
                     splits=splits,
                     no_more=no_more,
                 )
-                commands.append(SendToWorker(self.executions[vertex_id, subtask].worker_id, message))
+                commands.append(SendToWorker(execution.worker_id, message))
         return commands
 
     # --- steps -----------------------------------------------------------------------------------------------------
@@ -398,12 +450,15 @@ class Deployment:
         message = DeployPeers(job_id=self.ids.job_id, table=encode_peers(table))
         return send_to_all(self.workers.values(), message)
 
-    def _sources(self) -> list[tuple[str, OperatorSpec]]:
-        return [(vertex.id, vertex.operators[0]) for vertex in self.graph.vertices if vertex.is_source]
+    def _count(self, apart: Collection[tuple[str, int]]) -> None:
+        """Count the subtasks that run and that have not ended, without those in `apart`."""
+        states = [execution.state for where, execution in self.executions.items() if where not in apart]
+        self._running = states.count("RUNNING")
+        self.open = sum(state not in _ENDED for state in states)
 
     def _open_source(self, operator: OperatorSpec, assigner: SplitAssigner, now_ms: int) -> list[Command]:
         spec, resumed = source_spec(operator), assigner.complete
-        self.assigners[operator.uid] = assigner
+        self.assigners[operator.uid], self._epochs[operator.uid] = assigner, self.ids.epoch
         if spec.bounded and resumed:
             return []
         if spec.discovery_interval_ms is not None and not spec.bounded:

@@ -41,29 +41,36 @@ class WatermarkAlignment:
                 if strategy.alignment_group:
                     member = _Member(vertex.id, strategy.max_drift_ms * 1000)
                     self._groups.setdefault(strategy.alignment_group, []).append(member)
-        self._sent: dict[str, int] = {}
-        self._attempt = -1
+        #: The newest limits by subtask, of each attempt.
+        self._sent: dict[int, dict[str, int]] = {}
         self._next_ms = 0
 
     def limits(self, metrics: Mapping[str, Mapping[str, float]], deployment: Deployment, now_ms: int) -> list[Command]:
         """Return the commands that send the sources their new limits, if these changed and the interval is over.
 
+        While a region restarts, the sources of the others keep theirs.
+
         `metrics` are the newest of all subtasks, by `<vertex>/<subtask>`.
         """
-        if deployment.ids.attempt != self._attempt:
-            self._attempt, self._sent = deployment.ids.attempt, {}
-        if not self._groups or now_ms < self._next_ms:
+        if not self._groups or now_ms < self._next_ms or not deployment.running:
             return []
         self._next_ms = now_ms + _INTERVAL_MS
         limits: dict[str, int] = {}
         for members in self._groups.values():
             limits |= _limits(members, metrics, deployment)
-        if limits == self._sent:
+        by_attempt: dict[int, dict[str, int]] = {}
+        for (vertex_id, subtask), execution in deployment.executions.items():
+            if (name := f"{vertex_id}/{subtask}") in limits:
+                by_attempt.setdefault(execution.id.attempt, {})[name] = limits[name]
+        if by_attempt == self._sent:
             return []
-        self._sent = limits
+        self._sent = by_attempt
         ids = deployment.ids
-        message = AlignWatermarks(job_id=ids.job_id, generation=ids.generation, attempt=ids.attempt, limits=limits)
-        return send_to_all(deployment.workers.values(), message)
+        commands: list[Command] = []
+        for attempt, own in by_attempt.items():
+            message = AlignWatermarks(job_id=ids.job_id, generation=ids.generation, attempt=attempt, limits=own)
+            commands += send_to_all(deployment.workers.values(), message)
+        return commands
 
 
 def _limits(

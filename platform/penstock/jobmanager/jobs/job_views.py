@@ -70,6 +70,7 @@ def summary_of(
         error=master.error if state is not JobStatus.RUNNING else "",
         waits_for=waits_for,
         next_attempt_in_ms=max(0, at_ms - now_ms) if (at_ms := master.next_attempt_ms) >= 0 else -1,
+        region_restart=master.region_restart,
         checkpoint_failure=history.last_failure,
         slow_calls=tuple(
             SlowCallView(what=slow.what, since_ms=slow.since_ms, at=slow.at)

@@ -1,13 +1,12 @@
 """The master of one job: a pure decider over all events of a job, composed of smaller deciders.
 
-`jobs.job_driver` and the simulator feed it events and execute its commands in order. `WaitingRequests` keeps user
-requests for a job that is starting until it runs.
+`jobs.job_driver` and the simulator feed it events and execute its commands in order.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from penstock.checkpoint.ha_records import UpgradeRecord
@@ -17,6 +16,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.event_log import EventLog
 from penstock.core.rand import Rand
 from penstock.core.snapshot import pending_text
+from penstock.graph.failover import part_of
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.task_deployment import ExecutionId
 from penstock.jobmanager.change.decisions import (
@@ -37,7 +37,7 @@ from penstock.jobmanager.checkpoints.checkpointing import (
     JobCanFinish,
     JobShouldFail,
 )
-from penstock.jobmanager.deploy.adoption import Adoption, Verdict
+from penstock.jobmanager.deploy.adoption import Adoption, Verdict, dismissed
 from penstock.jobmanager.deploy.deployment import START_TIMEOUT_MS, Deployment, Recovered, Worker
 from penstock.jobmanager.deploy.failover import Cause, RestartPolicy, cause_of, lost_peer
 from penstock.jobmanager.deploy.held_slots import HeldSlots
@@ -52,19 +52,15 @@ from penstock.jobmanager.deploy.job_log import (
 )
 from penstock.jobmanager.deploy.job_status import JobStatus, StatusMachine
 from penstock.jobmanager.deploy.job_steps import Step, StepMachine
+from penstock.jobmanager.deploy.region_restart import Deployments, RegionRestart
 from penstock.jobmanager.deploy.watermark_alignment import WatermarkAlignment
-from penstock.jobmanager.master.worker_reports import SlowCallTracker, UnreachableSources
+from penstock.jobmanager.master.waiting_requests import WaitingRequests
+from penstock.jobmanager.master.worker_reports import WorkerReports
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
-from penstock.jobmanager.messages.commands import RESUME_HINT, OperationEnded
-from penstock.jobmanager.messages.events import BarrierRequested, RescaleRequested, UpgradeRequested
 from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc import messages as msg
 
-UserRequest = BarrierRequested | RescaleRequested | UpgradeRequested
-
-#: Time for which a user's request waits for a job that is starting.
-_MAX_WAIT_MS = 30_000
 _EXIT_TIMEOUT_MS = 10_000
 #: Time for the report of a worker's end after that of a lost connection to it.
 _CAUSE_WAIT_MS = 1_000
@@ -72,48 +68,7 @@ _END_TAG = "end"
 #: Delay before a job that must not end starts again, although its restart strategy has given up.
 _FORCED_RESTART_DELAY_MS = 1_000
 _EXCEPTIONS = 50
-
-
-class WaitingRequests:
-    """The waiting requests of one job, oldest first."""
-
-    def __init__(self) -> None:
-        """Start without requests."""
-        self._waiting: list[tuple[UserRequest, int]] = []
-
-    def add(self, request: UserRequest, now_ms: int) -> None:
-        """Keep a request for at most half a minute."""
-        self._waiting.append((request, now_ms + _MAX_WAIT_MS))
-
-    def take(self) -> list[UserRequest]:
-        """Return all requests and forget them: the job runs."""
-        taken, self._waiting = self._waiting, []
-        return [request for request, _ in taken]
-
-    def drop(self, request_id: str) -> None:
-        """Drop a request that is answered elsewhere; no error if it is not here."""
-        self._waiting = [(request, until) for request, until in self._waiting if request.request_id != request_id]
-
-    def overdue(self, now_ms: int) -> list[ChangeDecision]:
-        """Refuse the requests that have waited too long."""
-        late = [request for request, until in self._waiting if now_ms >= until]
-        self._waiting = [(request, until) for request, until in self._waiting if now_ms < until]
-        return _refusals(late, f"the job is not running {RESUME_HINT}")
-
-    def refuse(self, reason: str) -> list[ChangeDecision]:
-        """Refuse all requests: the start failed."""
-        return _refusals(self.take(), reason)
-
-    def wake_ms(self) -> int | None:
-        """Return the time at which the first request expires."""
-        return min((until for _, until in self._waiting), default=None)
-
-
-def _refusals(requests: Sequence[UserRequest], reason: str) -> list[ChangeDecision]:
-    """Return the answers, and event log entries for changes of the job."""
-    kinds = {RescaleRequested: "rescale", UpgradeRequested: "upgrade"}
-    notes = [Note(kinds[type(request)], f"refused: {reason}") for request in requests if type(request) in kinds]
-    return [*notes, *(OperationEnded(request.request_id, error=reason) for request in requests)]
+_BEFORE_RUNNING = (Step.IDLE, Step.RECONCILING, Step.STARTING, Step.CHANGING)
 
 
 class JobMaster:
@@ -129,16 +84,15 @@ class JobMaster:
         self._steps = StepMachine()
         self.event_log = EventLog()
         self.failures: deque[Failure] = deque(maxlen=_EXCEPTIONS)
-        self.metrics: dict[str, dict[str, float]] = {}
+        self._reports = WorkerReports(graph)
+        self.metrics, self.texts = self._reports.metrics, self._reports.texts
+        self.slow_call_tracker = self._reports.slow_calls
         self.checkpointing = Checkpointing(graph.settings.checkpoint_root, self.metrics)
-        self.deployment: Deployment | None = None
+        self._deployed = Deployments()
         #: The workers of an earlier leader, while the job is RECONCILING.
         self._adoption: Adoption | None = None
         #: Workers of the last deployment that has ended.
         self.last_workers: tuple[Worker, ...] = ()
-        self.texts: dict[str, dict[str, str]] = {}
-        self.slow_call_tracker = SlowCallTracker()
-        self._unreachable_sources = UnreachableSources(graph)
         self.restarts = 0
         self.error = ""
         self._rand = rand
@@ -150,8 +104,8 @@ class JobMaster:
         self._results: deque[ChangeCheckpoint] = deque()
         self._waiting = WaitingRequests()
         self._deployments = 0
-        #: A lost connection whose cause may still be reported, and until when to wait for it.
-        self._lost_connection: tuple[Failure, int] | None = None
+        #: Lost connections whose cause may still be reported, and until when to wait for it.
+        self._lost_connections: list[tuple[Failure, int]] = []
         self._end_state = JobStatus.FINISHED
         self._end_written = False
         self._ever_ran = False
@@ -179,11 +133,24 @@ class JobMaster:
         """The phase that the job is in."""
         return self._steps.step
 
+    @property
+    def deployment(self) -> Deployment | None:
+        """The deployment of the job; its regions that restart are shown in it."""
+        return self._deployed.job
+
+    @property
+    def _region(self) -> RegionRestart | None:
+        """The regions that restart while the job is RUNNING."""
+        return self._deployed.region
+
     def may_rescale(self, now_ms: int) -> bool:
         """Return whether a rescale that is requested now would begin."""
-        change = self.job_change
-        idle = change.rescaling.phase is None and change.upgrading.phase is None
-        return idle and not self._change_context(now_ms).obstacle
+        return self.job_change.idle and not self._change_context(now_ms).obstacle
+
+    @property
+    def region_restart(self) -> str:
+        """Which regions restart while the job is RUNNING, and what they wait for; empty if all run."""
+        return self._region.text if self._region is not None else ""
 
     @property
     def next_attempt_ms(self) -> int:
@@ -201,24 +168,24 @@ class JobMaster:
             case Step.RECONCILING, ev.WorkersKept(workers):
                 return self._ask_workers(workers)
             case _, ev.WorkersKept(workers):
-                return _dismissed(workers)
+                return dismissed(workers)
             case Step.RECONCILING, ev.LogRead() as log:
                 return self._on_log_of_workers(log, now_ms)
             case Step.RECONCILING, ev.LogFailed(error):
                 return self._refuse_workers(error)
             case Step.STARTING, ev.LogRead() as log:
                 return self._on_log(log, now_ms)
+            case Step.RUNNING, ev.LogRead() as log if self._region is not None:
+                return self._on_log_of_region(self._region, log, now_ms)
             case _, ev.LogFailed(error, final):
-                return self._fail(Failure(now_ms, error), now_ms, Cause.of(permanent=final))
+                return self._fail(Failure(now_ms, error), now_ms, Cause.of(permanent=final), self._restarting)
             case _, ev.AttemptRecorded(attempt):
-                current = self.deployment
+                current = self._starting
                 return current.attempt_recorded() if current is not None and current.ids.attempt == attempt else []
             case _, ev.SlotsGranted(slots) if self.job_change.waits_for_slots:
                 return self._apply(self.job_change.slots_granted(slots, self._change_context(now_ms)), now_ms)
-            case Step.STARTING, ev.SlotsGranted(slots):
-                return self._on_slots(slots)
             case _, ev.SlotsGranted(slots):
-                return [cmd.ReleaseSlots(slots)]  # requested by a deployment or a rescale that has ended
+                return self._on_slots(slots)
             case _, ev.SlotsAwaited(text):
                 self.event_log.add(now_ms, "slots", f"waiting for {text}")
                 return []
@@ -226,6 +193,9 @@ class JobMaster:
                 return self._apply(self.job_change.slots_refused(reason), now_ms)
             case Step.STARTING, ev.SlotsRefused(reason):
                 return self._fail(Failure(now_ms, f"no slots: {reason}"), now_ms)
+            case Step.RUNNING, ev.SlotsRefused(reason) if self._region is not None:
+                failure = Failure(now_ms, f"{self._region.name} gets no slots: {reason}")
+                return self._fail(failure, now_ms, failed=self._restarting)
             case Step.RECONCILING, ev.WorkerReported(worker_id, report):
                 self._reconciling().reported(worker_id, report)
                 return []
@@ -245,13 +215,10 @@ class JobMaster:
                 return self._cancel(now_ms)
             case _, ev.Tick():
                 return self._on_tick(now_ms)
-            case (
-                (Step.IDLE | Step.RECONCILING | Step.STARTING | Step.CHANGING),
-                (
-                    (ev.StopRequested() | ev.SavepointRequested() | ev.CheckpointRequested())
-                    | (ev.RescaleRequested() | ev.UpgradeRequested())
-                ) as request,
-            ):
+            case _, (
+                (ev.StopRequested() | ev.SavepointRequested() | ev.CheckpointRequested())
+                | (ev.RescaleRequested() | ev.UpgradeRequested())
+            ) as request if self.step in _BEFORE_RUNNING or self._region is not None:
                 self._waiting.add(request, now_ms)
                 return []
             case _, (ev.StopRequested() | ev.SavepointRequested() | ev.CheckpointRequested()) as request:
@@ -289,22 +256,22 @@ class JobMaster:
         return commands + deployment.log_read(recovered, now_ms)
 
     def _on_slots(self, slots: tuple[Slot, ...]) -> list[cmd.Command]:
-        starting = self.deployment
-        if starting is None or len(slots) > starting.needed - len(self._held.slots):
-            return [cmd.ReleaseSlots(slots)]  # requested by an earlier deployment
+        starting, job = self._starting, self.deployment
+        if starting is None or job is None or len(slots) > job.needed - len(self._held.slots):
+            return [cmd.ReleaseSlots(slots)]  # requested by a deployment or a rescale that has ended
         self._held.slots += slots
         return starting.slots_granted(slots)
 
     def _on_report(self, worker_id: str, report: msg.WorkerReport, now_ms: int) -> list[cmd.Command]:
         """Handle a report; ignore that of a worker which is not of the present deployment."""
-        deployment, checkpointing = self.deployment, self.checkpointing
-        if deployment is None or worker_id not in deployment.workers:
+        deployment, checkpointing = self._deployed.of_worker(worker_id), self.checkpointing
+        if deployment is None:
             return []
         decided: Sequence[CheckpointCommand | ChangeDecision] = ()
         match report:
             case msg.CheckpointAck():
-                if report.attempt == deployment.ids.attempt:
-                    self._store_counts(report)
+                if deployment.is_present(report.snapshot.vertex_id, report.snapshot.subtask, report.attempt):
+                    self._reports.at_barrier(report)
                 decided = checkpointing.acked(report, now_ms)
             case msg.CheckpointDeclined():
                 decided = checkpointing.declined(report, now_ms)
@@ -319,37 +286,18 @@ class JobMaster:
                 decided = deployment.worker_ready(worker_id, report.endpoint, report.pid)
             case msg.PendingResolved():
                 decided = self._on_resolved(deployment, report, now_ms)
-            case msg.TaskState() if report.attempt == deployment.ids.attempt:
+            case msg.TaskState() if deployment.is_present(report.vertex_id, report.subtask, report.attempt):
                 decided = self._on_task_state(deployment, worker_id, report, now_ms)
             case msg.WorkerMetrics():
-                decided = self._on_metrics(deployment, worker_id, report, now_ms)
+                for kind, line in self._reports.measured(worker_id, report, deployment.has_ended, now_ms):
+                    self.event_log.add(now_ms, kind, line)
+                decided = self.alignment.limits(self.metrics, self.deployment or deployment, now_ms)
         return self._apply(decided, now_ms)
-
-    def _store_counts(self, ack: msg.CheckpointAck) -> None:
-        """Keep the counts at a barrier: a job that is stopped may end before any later metrics arrive."""
-        name = f"{ack.snapshot.vertex_id}/{ack.snapshot.subtask}"
-        known = self.metrics.get(name, {})
-        counts = {count: max(float(value), known.get(count, 0.0)) for count, value in ack.metrics.counts.items()}
-        self.metrics[name] = {**known, **counts}
-
-    def _on_metrics(
-        self, deployment: Deployment, worker_id: str, report: msg.WorkerMetrics, now_ms: int
-    ) -> list[cmd.Command]:
-        for line in self.slow_call_tracker.reported(worker_id, report.slow, now_ms):
-            self.event_log.add(now_ms, "slow", line)
-        # older than what a subtask reported at its end, if it comes after that
-        self.metrics.update({name: found for name, found in report.tasks.items() if not deployment.has_ended(name)})
-        self.texts.update(report.texts)
-        for line in self._unreachable_sources.reported(self.metrics):
-            self.event_log.add(now_ms, "source", line)
-        return self.alignment.limits(self.metrics, deployment, now_ms)
 
     def _on_task_state(
         self, deployment: Deployment, worker_id: str, report: msg.TaskState, now_ms: int
     ) -> list[cmd.Command]:
-        if report.metrics:
-            name = f"{report.vertex_id}/{report.subtask}"
-            self.metrics[name], self.texts[name] = report.metrics, report.texts
+        self._reports.at_state(report)
         commands = deployment.task_state(report.vertex_id, report.subtask, report.state, now_ms)
         if report.state != "FAILED" or self.step not in (Step.RUNNING, Step.STARTING):
             return commands
@@ -362,40 +310,41 @@ class JobMaster:
         if published:
             self.event_log.add(now_ms, "recovery", f"published before the start: {pending_text(published)}")
         commands, problem = deployment.pending_resolved(report)
-        self.checkpointing.set_pending(deployment.pending)
+        self.checkpointing.set_pending(deployment.pending, None if self._region is None else self._region.sinks)
         if problem:
-            return self._on_task_failed(Failure(now_ms, problem), cause_of(report.error), now_ms)
+            return self._fail(Failure(now_ms, problem), now_ms, cause_of(report.error), self._restarting)
         return commands
 
     def _on_worker_lost(self, lost: ev.WorkerLost, now_ms: int) -> list[cmd.Command]:
-        worker_id, deployment = lost.worker_id, self.deployment
+        worker_id, deployment = lost.worker_id, self._deployed.of_worker(lost.worker_id)
         self._held.worker_exited(worker_id)
         if self._adoption is not None:
             self._adoption.lost(worker_id)
         log = f" (`penstock logs {self.graph.name}` prints its log)" if lost.detail else ""
         what = "was lost" if lost.started else "could not start"
         failure = Failure(now_ms, f"worker {worker_id} {what}: {lost.reason}{log}", lost.detail, "", worker_id)
-        if deployment is None or worker_id not in deployment.workers:
+        if deployment is None:
             return []
         if self.step in (Step.FINISHING, Step.CANCELLING):
             deployment.worker_lost(worker_id, "FINISHED" if self.step is Step.FINISHING else "CANCELED")
             return []
-        taskmanager_id = deployment.workers[worker_id].slot.taskmanager_id
+        taskmanager_id, failed = (
+            deployment.workers[worker_id].slot.taskmanager_id,
+            self._deployed.vertices_of(worker_id),
+        )
         deployment.worker_lost(worker_id)
-        return self._fail(replace(failure, taskmanager_id=taskmanager_id), now_ms, cause_of(lost.reason))
+        return self._fail(replace(failure, taskmanager_id=taskmanager_id), now_ms, cause_of(lost.reason), failed)
 
     def _on_task_failed(self, failure: Failure, cause: Cause, now_ms: int) -> list[cmd.Command]:
         """Fail; after a lost connection wait for its cause, the end of the worker at the other side."""
-        peer = lost_peer(failure.error)
-        if self.deployment is None or peer not in self.deployment.workers:
-            return self._fail(failure, now_ms, cause)
-        self._lost_connection = self._lost_connection or (failure, now_ms + _CAUSE_WAIT_MS)
+        if self._deployed.of_worker(lost_peer(failure.error)) is None:
+            return self._fail(failure, now_ms, cause, self._deployed.vertices_of(failure.worker_id))
+        self._lost_connections.append((failure, now_ms + _CAUSE_WAIT_MS))
         return []
 
     def _on_taskmanager_lost(self, taskmanager_id: str, reason: str, now_ms: int) -> list[cmd.Command]:
         commands = self._apply(self.job_change.taskmanager_lost(taskmanager_id), now_ms)
-        held = self.deployment.workers if self.deployment is not None else {}
-        for worker in [w for w in held.values() if w.slot.taskmanager_id == taskmanager_id]:
+        for worker in [w for w in self._deployed.workers if w.slot.taskmanager_id == taskmanager_id]:
             text = f"its TaskManager {taskmanager_id} is gone: {reason}"
             commands += self._on_worker_lost(ev.WorkerLost(worker.worker_id, text), now_ms)
         if self._adoption is not None:
@@ -418,25 +367,29 @@ class JobMaster:
         return self._apply(self.checkpointing.append_failed(event.tag, event.reason, now_ms), now_ms)
 
     def _on_discovery(self, event: ev.SplitsDiscovered | ev.DiscoveryFailed, now_ms: int) -> list[cmd.Command]:
-        deployment = self.deployment
-        if deployment is None or event.epoch != deployment.ids.epoch or event.uid not in deployment.assigners:
+        deployment = self._deployed.of_discovery(event.uid, event.epoch)
+        if deployment is None:
             return []
         if isinstance(event, ev.SplitsDiscovered):
             return deployment.discovered(event.uid, event.splits)
         text = f"source {event.uid!r} cannot list its splits: {event.error}"
         self.event_log.add(now_ms, "discovery", text)
-        known = deployment.assigners[event.uid].complete
-        return [] if known else self._fail(Failure(now_ms, text), now_ms, Cause.of(permanent=not self._ever_ran))
+        if deployment.assigners[event.uid].complete:
+            return []
+        return self._fail(Failure(now_ms, text), now_ms, Cause.of(permanent=not self._ever_ran), self._restarting)
 
     def _on_tick(self, now_ms: int) -> list[cmd.Command]:
         if self.step is Step.STARTING and self._steps.is_due(now_ms):
             waiting = self.deployment.waiting_for() if self.deployment is not None else ""
             text = f"the job did not start in time; it is waiting for {waiting}"
             return self._fail(Failure(now_ms, text), now_ms)
-        if self._lost_connection is not None and now_ms >= self._lost_connection[1]:
-            return self._fail(self._lost_connection[0], now_ms)
+        if (region := self._region) is not None and region.begun and region.is_due(now_ms):
+            return self._fail(Failure(now_ms, f"not started in time: {region.text}"), now_ms, failed=self._restarting)
+        if self._lost_connections and now_ms >= self._lost_connections[0][1]:
+            lost, _ = self._lost_connections.pop(0)
+            return self._fail(lost, now_ms, failed=self._deployed.vertices_of(lost.worker_id))
         running = self.deployment if self.step is Step.RUNNING else None
-        commands = self._apply(self._waiting.overdue(now_ms), now_ms)
+        commands = self._apply(self._waiting.overdue(now_ms, self.region_restart), now_ms)
         commands += running.tick(now_ms) if running is not None else []
         return commands + self._apply(self.checkpointing.tick(now_ms), now_ms)
 
@@ -510,7 +463,8 @@ class JobMaster:
     def _adopt(self, adoption: Adoption, recovered: Recovered, now_ms: int) -> list[cmd.Command]:
         self._adoption, self._deployments = None, self._deployments + 1
         self.checkpointing.skip_ids(adoption.newest_checkpoint)
-        deployment = self.deployment = Deployment(self.graph, adoption.ids, self.graph.settings.checkpoint_root)
+        deployment = Deployment(self.graph, adoption.ids, self.graph.settings.checkpoint_root)
+        self._deployed.job = deployment
         self._held.slots += adoption.slots
         self._steps.to(Step.STARTING, now_ms + START_TIMEOUT_MS)
         self._restart.resumed(recovered.plan.restored, self.identity.run_id)
@@ -521,20 +475,83 @@ class JobMaster:
         commands += deployment.adopt(recovered, adoption.workers.values(), adoption.tasks, now_ms)
         return [cmd.WorkersDecided(), *commands, *self.checkpointing.adopt(deployment, recovered.plan)]
 
+    # --- regions ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _starting(self) -> Deployment | None:
+        """The deployment that is under way: of the job, or of regions."""
+        return self.deployment if self.step is Step.STARTING else self._deployed.part
+
+    @property
+    def _restarting(self) -> Collection[str]:
+        """The vertices of the regions that restart."""
+        return self._region.vertices if self._region is not None else ()
+
+    def _regions_to_restart(self, failed: Collection[str]) -> frozenset[str]:
+        """Return the vertices that restart while the others continue; empty: the whole job restarts."""
+        divisible = self.step is Step.RUNNING and not self.checkpointing.is_ending and self.job_change.idle
+        return self._deployed.to_restart(failed) if divisible else frozenset()
+
+    def _restart_regions(
+        self, vertices: frozenset[str], failure: Failure, due_ms: int, now_ms: int
+    ) -> list[cmd.Command]:
+        """Kill the workers of some regions, and those that replaced them; start them again at `due_ms`."""
+        region = self._deployed.restart(self._new_deployment(part_of(self.graph, vertices)), due_ms)
+        for request in self.checkpointing.withdraw():
+            self._waiting.add(request, now_ms)
+        lost = {failure.worker_id, *(worker.worker_id for worker in region.replaced)}
+        commands = self._apply(self.checkpointing.pause(lost, failure.error, now_ms), now_ms)
+        self._reports.part_halted(region.part.executions, lost)
+        self._lost_connections = [known for known in self._lost_connections if known[0].worker_id not in lost]
+        text = f"{region.name} restarts in {max(0, due_ms - now_ms)} ms; the other regions continue"
+        self.event_log.add(now_ms, "restart", text)
+        return commands + self._held.halt(region.replaced, now_ms)
+
+    def _on_log_of_region(self, region: RegionRestart, event: ev.LogRead, now_ms: int) -> list[cmd.Command]:
+        if not region.begun or region.part.recovered is not None:
+            return []
+        try:
+            recovered = region.own(plan_restore(self.graph, self.identity, event, deployed_before=True))
+        except PenstockError as error:
+            return self._fail(Failure(now_ms, f"{type(error).__name__}: {error}"), now_ms, Cause.PERMANENT)
+        if not self.checkpointing.knows_newest(recovered.plan):
+            # its append had no known outcome: the other regions have continued as if it had failed
+            text = "a checkpoint is in the log whose append was reported as failed: all regions restart from it"
+            return self._fail(Failure(now_ms, text), now_ms)
+        self.event_log.add(now_ms, "recovery", f"{region.name}: {recovered.text}")
+        self.checkpointing.restored_part(recovered.plan.restored, region.vertices, now_ms)
+        return region.log_read(recovered, now_ms)
+
+    def _advance_region(self, deployment: Deployment, region: RegionRestart, now_ms: int) -> list[cmd.Command]:
+        """Begin the restart of regions, or end it, when its time has come."""
+        if not region.begun:
+            if not self._held.workers_exited(now_ms) or not region.is_due(now_ms):
+                return []
+            used = {worker.slot for worker in deployment.workers.values()}
+            self.event_log.add(now_ms, "deploy", f"restart {self.restarts}, {region.name}")
+            return region.begin([slot for slot in self._held.slots if slot not in used], now_ms)
+        if not region.running:
+            return []
+        self._deployed.join()
+        self.event_log.add(now_ms, "running", f"{region.name}: {counted(len(region.part.executions), 'subtask')}")
+        return deployment.send_splits() + self._resume(now_ms)
+
     # --- steps -----------------------------------------------------------------------------------------------------
 
     def _deploy(self, now_ms: int) -> list[cmd.Command]:
         first = self._deployments == 0
-        number, self._deployments = (self.identity.generation << 16) + self._deployments, self._deployments + 1
-        root = self.graph.settings.checkpoint_root
-        self.deployment = Deployment(self.graph, self.identity.plan_ids(number), root)
+        deployment = self._deployed.job = self._new_deployment(self.graph)
         self._steps.to(Step.STARTING, now_ms + START_TIMEOUT_MS)
-        self.metrics.clear()
-        self.texts.clear()
+        self._reports.deployed()
         self.event_log.add(now_ms, "deploy", f"restart {self.restarts}, generation {self.identity.generation}")
-        surplus = self._held.trim(self.deployment.needed)
-        begun = self.deployment.begin(self._held.slots)
-        return [cmd.ReadLog(list_files=first), cmd.RecordAttempt(number), *surplus, *begun]
+        surplus = self._held.trim(deployment.needed)
+        record, begun = cmd.RecordAttempt(deployment.ids.attempt), deployment.begin(self._held.slots)
+        return [cmd.ReadLog(list_files=first), record, *surplus, *begun]
+
+    def _new_deployment(self, graph: JobGraph) -> Deployment:
+        """Return the next deployment of the job or of a part of it."""
+        number, self._deployments = (self.identity.generation << 16) + self._deployments, self._deployments + 1
+        return Deployment(graph, self.identity.plan_ids(number), self.graph.settings.checkpoint_root)
 
     def _proceed(self, now_ms: int) -> list[cmd.Command]:
         """Leave the step if its condition is met, then perhaps the next one."""
@@ -560,6 +577,8 @@ class JobMaster:
                 return self._run(deployment, now_ms)
             case Step.STARTING if deployment is not None and deployment.final_checkpoint is not None:
                 return self._resume_ending(deployment.final_checkpoint, now_ms)
+            case Step.RUNNING if deployment is not None and self._region is not None:
+                return self._advance_region(deployment, self._region, now_ms)
             case Step.FINISHING if not recording and self._tasks_ended(now_ms):
                 return self._close(JobStatus.FINISHED, now_ms)
             case Step.CANCELLING if not recording and self._tasks_ended(now_ms):
@@ -573,8 +592,11 @@ class JobMaster:
         self._ever_ran = True
         self.status.to(JobStatus.RUNNING, now_ms)
         self.event_log.add(now_ms, "running", f"{len(deployment.executions)} subtasks")
-        commands = self._apply(self.job_change.running(), now_ms)
-        commands += self._apply(self.checkpointing.start(now_ms), now_ms)
+        return self._apply(self.job_change.running(), now_ms) + self._resume(now_ms)
+
+    def _resume(self, now_ms: int) -> list[cmd.Command]:
+        """Take checkpoints and requests again: all subtasks run."""
+        commands = self._apply(self.checkpointing.start(now_ms), now_ms)
         for request in self._waiting.take():
             commands += self._dispatch(request, now_ms)
             commands += self._deliver(now_ms)
@@ -600,17 +622,26 @@ class JobMaster:
         self.event_log.add(now_ms, "end", self._end_state.value)
         return [cmd.ReleaseSlots(), cmd.JobTerminal(self._end_state.value, self.error)]
 
-    def _fail(self, failure: Failure, now_ms: int, cause: Cause = Cause.TRANSIENT) -> list[cmd.Command]:
+    def _fail(
+        self, failure: Failure, now_ms: int, cause: Cause = Cause.TRANSIENT, failed: Collection[str] = ()
+    ) -> list[cmd.Command]:
+        """Restart the regions of the vertices in `failed` if the others can continue, else the job, or end it."""
         if self.step not in (Step.STARTING, Step.RUNNING):
             return []
-        worker = self.deployment.workers.get(failure.worker_id) if self.deployment is not None else None
-        if worker is not None:
-            failure = replace(failure, taskmanager_id=worker.slot.taskmanager_id)
+        if (deployment := self._deployed.of_worker(failure.worker_id)) is not None:
+            slot = deployment.workers[failure.worker_id].slot
+            failure = replace(failure, taskmanager_id=slot.taskmanager_id)
         self.failures.appendleft(replace(failure, run_id=self.identity.run_id))
         self.error = failure.error
         self.event_log.add(now_ms, "failure", f"{failure.error} {failure.task}".strip())
-        commands = self._halt(failure.error, now_ms)
+        regions = self._regions_to_restart(failed)
+        if regions and self._region is not None and not self._region.begun and cause is Cause.TRANSIENT:
+            return self._restart_regions(regions, failure, self._region.deadline_ms, now_ms)  # counted with the first
         delay = self._restart.on_failure(cause, now_ms, self._rand.fraction())
+        if regions and delay is not None:
+            self.restarts += 1
+            return self._restart_regions(regions, failure, now_ms + delay, now_ms)
+        commands = self._halt(failure.error, now_ms)
         if self.job_change.failed(failure.error, final=delay is None):
             # A version on trial does not end the job, and neither does a savepoint that cannot be written. After the
             # decision the old or the new version continues.
@@ -630,13 +661,11 @@ class JobMaster:
 
     def _undeploy(self, reason: str, now_ms: int) -> list[cmd.Command]:
         commands = self._apply(self.checkpointing.halt(reason, now_ms), now_ms)
-        workers: tuple[Worker, ...] = ()
+        workers = self._deployed.workers
         if self.deployment is not None:
-            workers = tuple(self.deployment.workers.values())
             self.last_workers = (*workers, *self.deployment.lost) or self.last_workers
-        self.deployment = self._lost_connection = None
-        self.slow_call_tracker.halted()
-        self._unreachable_sources.halted()
+        self._deployed, self._lost_connections = Deployments(), []
+        self._reports.halted()
         commands += self._apply(self.job_change.halted(reason), now_ms) + self._held.halt(workers, now_ms)
         return [*commands, cmd.CloseEnumerators()]
 
@@ -644,6 +673,7 @@ class JobMaster:
         self.status.to(JobStatus.CANCELLING, now_ms)
         self.event_log.add(now_ms, "cancel", "requested by a user")
         commands = self._dismiss(now_ms) if self._adoption is not None else []
+        commands += self._held.halt(self._deployed.abandon(), now_ms)
         commands += self._apply(self.checkpointing.halt("the job was cancelled", now_ms), now_ms)
         commands += self._apply(self.job_change.halted("the job was cancelled"), now_ms)
         commands += self._apply(self.job_change.closed("the job was cancelled"), now_ms)
@@ -687,7 +717,7 @@ class JobMaster:
     def _adopt_definition(self, step: AdoptDefinition) -> None:
         self.graph, self.identity = step.graph, step.identity
         self.alignment = WatermarkAlignment(self.graph)
-        self._unreachable_sources = UnreachableSources(self.graph)
+        self._reports.redefined(self.graph)
         self._restart = RestartPolicy(self.graph.settings.restart, proven=self._restart.proven)
         self._held.slots += step.extra
         self._held.leave(step.leaves)
@@ -753,15 +783,11 @@ class JobMaster:
         ]
         if self.step is Step.RUNNING and self.deployment is not None:
             times.append(self.deployment.wake_ms())
-        if self._lost_connection is not None and self.step in (Step.STARTING, Step.RUNNING):
-            times.append(self._lost_connection[1])
+        if self._lost_connections and self.step in (Step.STARTING, Step.RUNNING):
+            times.append(self._lost_connections[0][1])
+        if self._region is not None:
+            times.append(self._region.wake_ms(self._held.wake_ms()))
         return min((t for t in times if t is not None), default=None)
-
-
-def _dismissed(workers: Sequence[tuple[str, Slot]]) -> list[cmd.Command]:
-    """Return the commands that kill workers which no leader waits for, and release their slots."""
-    slots = tuple(slot for _, slot in workers)
-    return [*(cmd.KillWorker(*worker) for worker in workers), cmd.ReleaseSlots(slots)]
 
 
 def _with_taskmanager(error: str, deployment: Deployment) -> str:

@@ -1,18 +1,18 @@
-"""Tracks what workers report repeatedly: slow calls, and sources whose external system does not answer; pure.
+"""Keeps what workers report repeatedly: metrics, slow calls, and sources whose external system does not answer; pure.
 
-Members of `master.job_master`.
+`WorkerReports` is a member of `master.job_master`, the others are its members.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from penstock.core.clock import utc_text
 from penstock.core.slow_calls import ended_call_text, slow_call_text
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.messages.views import UNREACHABLE_MS
-from penstock.rpc.messages import SlowCall
+from penstock.rpc.messages import CheckpointAck, SlowCall, TaskState, WorkerMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,10 @@ class SlowCallTracker:
             self._known[key] = OngoingCall(call.what, since_ms, call.at)
         return lines
 
-    def halted(self) -> None:
-        """Forget all calls: the workers were killed."""
-        self._known.clear()
+    def halted(self, worker_ids: Collection[str] | None = None) -> None:
+        """Forget the calls of these workers, or of all: they were killed."""
+        kept = {} if worker_ids is None else {k: call for k, call in self._known.items() if k[0] not in worker_ids}
+        self._known = kept
 
 
 class UnreachableSources:
@@ -97,6 +98,64 @@ class UnreachableSources:
                 self._away[vertex_id] = for_ms
         return lines
 
+    def halted(self, vertices: Collection[str] | None = None) -> None:
+        """Forget that these sources are silent, or all: their workers were killed."""
+        self._away = {} if vertices is None else {v: ms for v, ms in self._away.items() if v not in vertices}
+
+
+class WorkerReports:
+    """The newest reports of one job's workers."""
+
+    def __init__(self, graph: JobGraph) -> None:
+        """Start without reports."""
+        #: By `<vertex>/<subtask>`.
+        self.metrics: dict[str, dict[str, float]] = {}
+        self.texts: dict[str, dict[str, str]] = {}
+        self.slow_calls = SlowCallTracker()
+        self._unreachable_sources = UnreachableSources(graph)
+
+    def at_barrier(self, ack: CheckpointAck) -> None:
+        """Keep the counts at a barrier: a job that is stopped may end before any later metrics arrive."""
+        name = f"{ack.snapshot.vertex_id}/{ack.snapshot.subtask}"
+        known = self.metrics.get(name, {})
+        counts = {count: max(float(value), known.get(count, 0.0)) for count, value in ack.metrics.counts.items()}
+        self.metrics[name] = {**known, **counts}
+
+    def at_state(self, report: TaskState) -> None:
+        """Keep the metrics that a subtask reports with its end."""
+        if report.metrics:
+            name = f"{report.vertex_id}/{report.subtask}"
+            self.metrics[name], self.texts[name] = report.metrics, report.texts
+
+    def measured(
+        self, worker_id: str, report: WorkerMetrics, has_ended: Callable[[str], bool], now_ms: int
+    ) -> list[tuple[str, str]]:
+        """Take the newest metrics; return entries for the event log: kind and text."""
+        slow = self.slow_calls.reported(worker_id, report.slow, now_ms)
+        # older than what a subtask reported at its end, if it comes after that
+        self.metrics.update({name: found for name, found in report.tasks.items() if not has_ended(name)})
+        self.texts.update(report.texts)
+        silent = self._unreachable_sources.reported(self.metrics)
+        return [*(("slow", line) for line in slow), *(("source", line) for line in silent)]
+
+    def redefined(self, graph: JobGraph) -> None:
+        """Take another definition of the job."""
+        self._unreachable_sources = UnreachableSources(graph)
+
+    def deployed(self) -> None:
+        """Forget the metrics of the deployment before."""
+        self.metrics.clear()
+        self.texts.clear()
+
     def halted(self) -> None:
-        """Forget what is silent: the workers were killed."""
-        self._away.clear()
+        """Forget what is slow or silent: all workers were killed."""
+        self.slow_calls.halted()
+        self._unreachable_sources.halted()
+
+    def part_halted(self, subtasks: Collection[tuple[str, int]], worker_ids: Collection[str]) -> None:
+        """Forget these subtasks, whose workers were killed."""
+        for vertex_id, subtask in subtasks:
+            self.metrics.pop(f"{vertex_id}/{subtask}", None)
+            self.texts.pop(f"{vertex_id}/{subtask}", None)
+        self.slow_calls.halted(worker_ids)
+        self._unreachable_sources.halted({vertex_id for vertex_id, _ in subtasks})

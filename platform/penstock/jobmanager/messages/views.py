@@ -129,6 +129,8 @@ class JobSummary(_View, frozen=True, kw_only=True):
     waits_for: str = ""
     #: Time until the next start after a failure; -1 if the job is not waiting for one.
     next_attempt_in_ms: int = -1
+    #: Which regions restart while the job is RUNNING, and what they wait for; empty if all run.
+    region_restart: str = ""
     #: The newest checkpoint failure.
     checkpoint_failure: str = ""
     slow_calls: tuple[SlowCallView, ...] = ()

@@ -80,6 +80,8 @@ class JobLoad:
     vertices: tuple[VertexLoad, ...]
     #: Whether every subtask is running and has reported its time shares.
     measured: bool
+    #: See `JobSummary.region_restart`.
+    region_restart: str = ""
 
 
 def load_of(detail: JobDetail) -> JobLoad:
@@ -94,6 +96,7 @@ def load_of(detail: JobDetail) -> JobLoad:
         waits_for=detail.summary.waits_for,
         vertices=tuple(_vertex(v, tuple(dict.fromkeys(inputs.get(v.id, ())))) for v in detail.vertices),
         measured=bool(subtasks) and all(_measured(s) for s in subtasks),
+        region_restart=detail.summary.region_restart,
     )
 
 
@@ -253,6 +256,10 @@ def diagnose(load: JobLoad) -> list[Finding]:
     """Return the findings of a job's load, the most important first; never empty."""
     if load.state != "RUNNING":
         return [_not_running(load)]
+    if load.region_restart:
+        return [
+            Finding("region-restart", BAD, "A region restarts", f"{load.region_restart}. The other regions continue.")
+        ]
     if not load.measured:
         return [Finding("starting", NEUTRAL, "Starting", "Some subtasks are not running or have no metrics yet.")]
     culprits = [v for v in load.vertices if _waiting_for(v, load) and not _is_back_pressured(v)]

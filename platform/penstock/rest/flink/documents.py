@@ -84,6 +84,7 @@ def job_overview(job: JobSummary, now_ms: int) -> Json:
         "restarts": job.restarts,
         "stopped-with": job.stop_uri,
         "waits-for": job.waits_for,
+        "region-restart": job.region_restart,
     }
 
 
@@ -421,6 +422,8 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         "error": summary.error,
         "waits-for": summary.waits_for,
         "next-attempt-in-ms": summary.next_attempt_in_ms if summary.next_attempt_in_ms >= 0 else None,
+        # which regions restart while the others run, and what they wait for
+        "region-restart": summary.region_restart,
         "checkpoint-failure": summary.checkpoint_failure,
         "slow-calls": [{"what": call.what, "since": call.since_ms, "at": call.at} for call in summary.slow_calls],
         # savepoints and stops that are not complete: since when, and what they wait for (checkpoint, publish, copy)

@@ -32,9 +32,10 @@ class World:
             for name in ("t1x", "t1y", "t2z")
         }
         self.deployment = SimpleNamespace(
-            ids=SimpleNamespace(attempt=7, job_id="job", generation=1),
-            executions={where: SimpleNamespace(input_ended=False) for where in subtasks},
+            ids=SimpleNamespace(job_id="job", generation=1),
+            executions={w: SimpleNamespace(input_ended=False, id=SimpleNamespace(attempt=7)) for w in subtasks},
             workers=workers,
+            running=True,
         )
         self.metrics = {}
         self.now = 0
@@ -105,12 +106,20 @@ def test_every_source_has_its_own_drift_and_every_group_its_own_last():
     assert limits["b/0"] > 9e12
 
 
-def test_a_new_attempt_is_told_again(world):
+def test_the_subtasks_of_a_new_attempt_are_told_again_under_it(world):
     world.report(a0=100, a1=100, b0=50)
-    world.deployment.ids.attempt = 8
+    world.deployment.executions["b", 0].id.attempt = 8
     world.now += 1000
-    (first, _) = world.alignment.limits(world.metrics, world.deployment, world.now)
-    assert first.command.attempt == 8
+    sent = world.alignment.limits(world.metrics, world.deployment, world.now)
+    assert {(c.command.attempt, *c.command.limits) for c in sent} == {(7, "a/0", "a/1"), (8, "b/0")}
+
+
+def test_while_a_region_restarts_no_limit_changes(world):
+    world.report(a0=100, a1=100, b0=50)
+    world.deployment.running = False
+    assert world.report(b0=60) is None
+    world.deployment.running = True
+    assert world.report() == {"a/0": 70, "a/1": 70, "b/0": 110}
 
 
 def test_without_groups_nothing_is_sent():

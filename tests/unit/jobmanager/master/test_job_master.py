@@ -457,7 +457,7 @@ def test_fresh_starts_a_new_history_and_still_fences_the_old_run(world_of):
 
 def test_retention_keeps_the_newest_and_deletes_what_only_dropped_ones_name(world_of, store):
     world = world_of().start()
-    store.put("pending/r/65536/0/1", b"x")
+    store.put("pending/r/65536/out-0/1", b"x")
     world.pass_time(6500)
     assert [m.checkpoint_id for m in world.manifests()] == [4, 5, 6]
     assert store.list("pending/") == []
