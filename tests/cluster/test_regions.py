@@ -3,6 +3,7 @@
 import os
 import signal
 from collections import Counter
+from itertools import pairwise
 
 import polars as pl
 import pytest
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.processes
 
 #: Each function also writes the rows that it processes into a file: those that it processes again are there twice.
 JOB = """
+import time
 from collections.abc import Iterator
 
 import penstock as ps
@@ -42,7 +44,7 @@ class Count(ps.KeyedProcessFunction):
         seq, total = self.seen.value() or (0, 0)
         self.seen.update((seq + 1, total + row.amount))
         with open(self.path, "a") as processed:
-            processed.write(f"{{row.user_id}} {{seq + 1}}\\n")
+            processed.write(f"{{time.time():.3f}} {{row.user_id}} {{seq + 1}}\\n")
         yield Counted(user_id=row.user_id, seq=seq + 1, total=total + row.amount)
 
 
@@ -90,8 +92,18 @@ class Job:
         return found
 
     def processed(self, region):
+        """The time, user and number of each row that a function has processed."""
         path = self.folder / f"processed-{region}"
-        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return [line.split() for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+    def gaps(self, region):
+        """The largest time in s without a processed row, and without a published file."""
+        processed = [float(at) for at, _, _ in self.processed(region)]
+        published = sorted(path.stat().st_mtime for path in self.output(region))
+        return tuple(round(max(b - a for a, b in pairwise(times)), 2) for times in (processed, published))
+
+    def output(self, region):
+        return files_below(self.folder / f"out-{region}", "[!.]*")
 
     def kill(self, pid):
         """Kill a worker and wait for the restart; return its region, and the workers that the others had and have."""
@@ -120,10 +132,11 @@ class Job:
     def judge(self, killed, read):
         """All output is exact; a region that was not killed has processed each row once."""
         for region, rows in read.items():
-            written = pl.concat([pl.read_parquet(p) for p in files_below(self.folder / f"out-{region}", "[!.]*")])
+            written = pl.concat([pl.read_parquet(path) for path in self.output(region)])
             judge(written.rows())
             assert Counter(written["user_id"].to_list()) == Counter(first_users(rows))
-            again = len(self.processed(region)) - len(set(self.processed(region)))
+            processed = [(user, number) for _, user, number in self.processed(region)]
+            again = len(processed) - len(set(processed))
             assert again == 0 or region in killed
         counts = self.summary()["rows-read"]
         assert counts == {f"orders-{region}": rows for region, rows in read.items()}
@@ -147,3 +160,5 @@ def test_the_regions_of_other_workers_go_on_and_all_output_is_exact(tmp_path, re
         assert len(killed) == 1
         assert len(kept) == regions - 1
         job.judge(killed, job.stop())
+        for region in job.regions:
+            print(f"region {region}{' (killed)' * (region in killed)}: largest gaps {job.gaps(region)} s")
