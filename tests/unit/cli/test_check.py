@@ -202,9 +202,17 @@ def test_a_changed_job_goes_on_from_a_savepoint_only_and_is_told(job, check, che
     assert "fits checked" in check(more)  # of a savepoint
     said = check(more, "--against", checkpoint)
     assert "fits checked" in said, "a forecast of the start from a savepoint"
-    assert "has changed since checkpoint 2" in said
+    assert "have changed since checkpoint 2, and a changed job continues only from a savepoint" in said
     assert "with --from a savepoint" in said
-    assert "has changed" in check(more, "--against", checkpoint, "--json")["needs_savepoint"]
+    assert "have changed" in check(more, "--against", checkpoint, "--json")["needs_savepoint"]
+
+
+def test_a_changed_job_is_told_the_savepoint_of_its_stop(job, check, checkpoint, tmp_path):
+    store = LocalStore(str(tmp_path / "root" / "checked"))
+    stopped = msgspec.structs.replace(decode_manifest(store.read(key_of(3))), barrier="stop", note="file:///sp/1")
+    store.put(key_of(4), encode_manifest(msgspec.structs.replace(stopped, sequence=4, graph_fingerprint="before")))
+    said = check(job(), "--against", checkpoint)
+    assert "the job was stopped with a savepoint: start with --from file:///sp/1" in said
 
 
 def test_nothing_of_a_checkpoint_is_left_behind(job, check, checkpoint):

@@ -46,6 +46,7 @@ _SAVEPOINT = (
     "start with --from a savepoint: `penstock stop JOB` makes one of a running job,"
     " `penstock state repartition URI NEW` of a checkpoint; the verdicts apply to that start"
 )
+_STOPPED = "the job was stopped with a savepoint: start with --from {uri}; the verdicts apply to that start"
 
 
 def check(
@@ -109,9 +110,11 @@ def check(
         _print_verdicts(verdicts)
         if groups["job"] != groups["snapshot"]:
             say(f"key groups: {groups['snapshot']} in the snapshot, {groups['job']} in the job: redistributed at start")
-        say(f"{blocked} blocked" if blocked else f"the state of {snapshot.uri} fits {graph.name}")
+        known = f"checkpoint {snapshot.manifest.checkpoint_id}, " if snapshot.manifest.kind == "checkpoint" else ""
+        say(f"{blocked} blocked" if blocked else f"the state of {known}{snapshot.uri} fits {graph.name}")
         if savepoint:
-            say(f"{savepoint}\n    {_SAVEPOINT}")
+            uri = snapshot.manifest.savepoint_uri
+            say(f"{savepoint}\n    {_STOPPED.format(uri=uri) if uri else _SAVEPOINT}")
     if blocked:
         raise typer.Exit(1)
 
@@ -180,5 +183,6 @@ def _needs_savepoint(graph: JobGraph, manifest: Manifest, names: list[str] | Non
     if manifest.kind == "savepoint":
         return ""
     if manifest.graph_fingerprint != graph.fingerprint:
-        return f"job {graph.name!r} has changed since checkpoint {manifest.checkpoint_id}: it cannot continue from it"
+        changed = f"the stateful operators of {graph.name} have changed since checkpoint {manifest.checkpoint_id}"
+        return f"{changed}, and a changed job continues only from a savepoint"
     return "state can be dropped only at a start from a savepoint, and this is a checkpoint" if names else ""

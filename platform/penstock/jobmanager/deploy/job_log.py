@@ -89,12 +89,14 @@ def require_resumable(graph: JobGraph, run_id: str, entries: Sequence[LogEntry])
 
 def _require_unchanged(graph: JobGraph, restored: Manifest, run_id: str) -> None:
     if restored.graph_fingerprint != graph.fingerprint:
-        msg = f"job {graph.name!r} has changed since checkpoint {restored.checkpoint_id}"
+        msg = f"the stateful operators of job {graph.name!r} have changed since checkpoint {restored.checkpoint_id}"
+        msg += ", and a changed job continues only from a savepoint"
         folder = f"{graph.settings.checkpoint_root.rstrip('/')}/{graph.name}"
-        hint = f"`penstock check JOB.PY --against {folder}` shows the changes;"
-        hint += f" `penstock state repartition {folder} NEW` makes a savepoint of it, for a start"
-        hint += " with --from NEW; or start over with --fresh"
-        raise StateMismatchError(msg, hint=hint)
+        if uri := restored.savepoint_uri:
+            hint = f"it was stopped with one: add --from {uri}"
+        else:
+            hint = f"`penstock state repartition {folder} NEW` makes one of the checkpoint: add --from NEW"
+        raise StateMismatchError(msg, hint=f"{hint}; or start over with --fresh")
     if restored.run_id != run_id:
         require_same_places(graph, restored.subtasks)
 

@@ -99,7 +99,11 @@ def test_a_savepoint_is_not_compared_again_once_the_run_has_a_checkpoint(store_o
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"graph_fingerprint": "another"}, "job 'origin' has changed since checkpoint 1"),
+        ({"graph_fingerprint": "another"}, r"repartition .*/origin NEW` makes one of the checkpoint: add --from NEW"),
+        (
+            {"graph_fingerprint": "another", "barrier": "stop", "note": "s3://b/saved"},
+            "have changed since checkpoint 1, and .* stopped with one: add --from s3://b/saved; or start over with",
+        ),
         (
             {
                 "graph_fingerprint": "f",
