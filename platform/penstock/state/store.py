@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import pyarrow.compute as pc
+
 from penstock.core.errors import GraphError, StateMismatchError, StorageError
 from penstock.core.evolution import (
     EVOLVES,
@@ -22,10 +24,10 @@ from penstock.state.cells.accumulators import PaneTableSpec
 from penstock.state.log.compaction import CompactionJob
 from penstock.state.log.frozen import FrozenSource, FrozenTable
 from penstock.state.log.row_spec import TIMERS, RowSpec
-from penstock.state.log.segment_columns import StateSpec
+from penstock.state.log.segment_columns import DELETED, StateSpec
 from penstock.state.log.segment_file import SegmentFile
 from penstock.state.log.segment_log import LogView, SegmentLog
-from penstock.state.log.segments import clip_of, read_visible, segment_of
+from penstock.state.log.segments import clip_of, merge_segments, read_visible, segment_of, slices_of_keys
 from penstock.state.memory.budget import EvictionPolicy
 from penstock.state.panes.pane_table import PaneTable
 from penstock.state.panes.running_table import RunningTable
@@ -262,21 +264,31 @@ class KeyedState:
         table: StateTable,
         segments: list[Segment],
         tombstones: tuple[Tombstone, ...],
-        migration: SnapshotMigration | None,
+        migration: tuple[Migration, pa.Schema] | None,
     ) -> None:
-        """Load segments oldest first, so that newer rows overwrite older ones, a few row groups at a time."""
-        schema = table.source.spec.segment_schema
-        for segment in segments:
-            if clip_of(segment, self._request.hash_range) is None:
-                continue
-            file = SegmentFile(segment, self._request.read, self._request.limits)
-            for rows in read_visible(file, tombstones, self._request.hash_range):
-                if migration is not None and isinstance(table, ValueTable):
-                    table.load_unsaved(migration.rows(rows, schema))
-                elif migration is not None and isinstance(table, CollectionTable):
-                    table.load(migration.rows(rows, schema), unsaved=True)
-                else:
+        """Load segments oldest first, so that newer rows overwrite older ones, a few row groups at a time.
+
+        Values to migrate, and lists and maps, are merged first: then each key comes once, with all of its rows.
+        """
+        request, schema = self._request, table.source.spec.segment_schema
+        within, limits = request.hash_range, request.limits
+        clipped = (segment for segment in segments if clip_of(segment, within) is not None)
+        files = (SegmentFile(segment, request.read, limits) for segment in clipped)
+        if migration is None and not isinstance(table, CollectionTable):
+            for file in files:
+                for rows in read_visible(file, tombstones, within):
                     table.load(conform_table(rows, schema))
+            return
+        assert isinstance(table, CollectionTable | ValueTable)  # noqa: S101 - no other state has a migration
+        saved = schema if migration is None else migration[1]
+        most = min(limits.wide_group_rows, EvictionPolicy(request.budget, request.uid, limits).batch_rows)
+        for merged in merge_segments(list(files), tombstones, saved, within=within, keep_deleted=False):
+            for rows in slices_of_keys(merged, most):
+                if migration is None:
+                    table.load(rows)
+                else:
+                    migrated = migration[0].rows(rows, schema)
+                    table.load(migrated.filter(pc.invert(migrated[DELETED])), unsaved=True)
 
 
 def open_keyed_state(request: KeyedStateRequest) -> KeyedState:
@@ -295,26 +307,13 @@ def close_stores(stores: Iterable[KeyedState]) -> list[Exception]:
     return errors
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SnapshotMigration:
-    """A migration that applies to the restored snapshots."""
-
-    migration: Migration
-    #: The columns of the snapshots; files from before an evolution have other columns.
-    saved: pa.Schema
-
-    def rows(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
-        """Convert rows of any of the snapshots' files to the current columns."""
-        return self.migration.rows(conform_table(table, self.saved), schema)
-
-
-def migration_of(snapshots: list[KeyedStateSnapshot], spec: StateSpec) -> SnapshotMigration | None:
-    """Return the migration registered for the columns of the snapshots, if there is one."""
+def migration_of(snapshots: list[KeyedStateSnapshot], spec: StateSpec) -> tuple[Migration, pa.Schema] | None:
+    """Return the migration registered for the columns of the snapshots, and these columns, if there is one."""
     migration = spec.migration if isinstance(spec, RowSpec) else None
     if migration is None or not snapshots:
         return None
     saved = schema_from_text(snapshots[0].schema)
-    return SnapshotMigration(migration, saved) if is_migrated(saved, spec.segment_schema, migration.was) else None
+    return (migration, saved) if is_migrated(saved, spec.segment_schema, migration.was) else None
 
 
 def fitted(snapshot: KeyedStateSnapshot, spec: StateSpec) -> StateSpec:

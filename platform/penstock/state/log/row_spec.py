@@ -109,6 +109,16 @@ class RowSpec:
         """The names of `stored` in a segment."""
         return (*self.value_names, LAST_ACCESS) if self.ttl else self.value_names
 
+    @property
+    def row_fields(self) -> tuple[pa.Field, ...]:
+        """The columns of a row without its key: entry columns, then `stored`."""
+        return (*self.entries, *self.stored)
+
+    @property
+    def row_names(self) -> tuple[str, ...]:
+        """The names of `row_fields` in a segment."""
+        return (*(field.name for field in self.entries), *self.stored_names)
+
     @cached_property
     def segment_schema(self) -> pa.Schema:
         """The columns of this state's Parquet files; field ids are in the metadata `id` and in Parquet's own."""

@@ -404,6 +404,16 @@ def _merge_batches(tables: list[pa.Table], most_bytes: int) -> Iterator[list[pa.
         yield tables
 
 
+def slices_of_keys(table: pa.Table, most: int) -> Iterator[pa.Table]:
+    """Yield rows sorted by hash in slices of about `most` rows; rows of one hash stay together."""
+    hashes, first = table.column(KEY_HASH).to_numpy(), 0
+    while first < len(hashes):
+        last = hashes[min(first + most, len(hashes)) - 1]
+        stop = int(np.searchsorted(hashes, last, side="right"))
+        yield table.slice(first, stop - first)
+        first = stop
+
+
 def _expired(table: pa.Table, until: int) -> pa.Table:
     """Return the rows, with those last accessed at `until` or before turned into deletions."""
     old = pc.less_equal(table.column(LAST_ACCESS), until).fill_null(False)

@@ -130,30 +130,15 @@ class EntryStamps:
         for key in keys:
             stamps.pop(key, None)
 
-    def load(self, slot: int) -> dict[Any, int]:
-        """Return the times of a slot by map key (for a list: by index), to be filled during a restore."""
-        stamps: dict[Any, int] = self._held.setdefault(slot, {})
-        return stamps
-
     def put(self, slot: int, stamps: Any) -> None:
-        """Set the times of a slot, which had none: a list, or a dict by map key or index."""
+        """Set the times of a slot, which had none: a list, or a dict by map key."""
         if isinstance(stamps, dict):
             stamps = dict(sorted(stamps.items(), key=lambda entry: entry[1]))
         self._held[slot] = stamps
 
     def times(self, slot: int) -> Any:
-        """Return the times of a slot: a list, or a dict by map key or index."""
+        """Return the times of a slot: a list, or a dict by map key."""
         return self._held[slot]
-
-    def loaded(self) -> None:
-        """Finish a restore: sort all times."""
-        for slot in [slot for slot, stamps in self._held.items() if not stamps]:
-            del self._held[slot]
-        for slot, stamps in self._held.items():
-            if self._lists:
-                self._held[slot] = [stamps[index] for index in sorted(stamps)]
-            else:
-                self._held[slot] = dict(sorted(stamps.items(), key=lambda entry: entry[1]))
 
     def renumber(self, numbers: np.ndarray) -> None:
         """Renumber slots: slot s becomes `numbers[s]`."""

@@ -39,8 +39,8 @@ class RemoteRows:
     pending: PendingSegments
     #: Selects the columns of a record's rows from those of a segment.
     columns: Callable[[pa.RecordBatch], list[pa.Array]]
-    #: The column by which the rows of a key are sorted, if there is one.
-    ordered_by: str = ""
+    #: Whether the rows of a key are sorted by the first of these columns.
+    by_first: bool = False
 
     def tables(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
         """Yield the current rows of the log in some hash ranges, oldest first."""
@@ -68,18 +68,17 @@ class RemoteKeys:
 
         With a time-to-live, time starts at the newest access in the footers.
         """
-        ordered = len(spec.entries) == 1 and pa.types.is_int64(spec.entries[0].type)  # the index of a list
-        names = [*(field.name for field in spec.entries), *spec.stored_names]
+        by_first = len(spec.entries) == 1 and pa.types.is_int64(spec.entries[0].type)  # the index of a list
 
         def columns(batch: pa.RecordBatch) -> list[pa.Array]:
-            found = [batch.column(name) for name in names]
+            found = [batch.column(name) for name in spec.row_names]
             if source.ttl is not None:
                 # expired values stay until their key is used: their removal belongs in the log
                 found[-1] = pa.array(source.ttl.clock.bounded(found[-1].to_numpy()))
             return found
 
-        log, ordered_by = self.log_of(source), spec.entries[0].name if ordered else ""
-        self.enter(RemoteRows(log, pending, columns, ordered_by), spec.key_schema)
+        log = self.log_of(source)
+        self.enter(RemoteRows(log, pending, columns, by_first), spec.key_schema)
         if source.ttl is not None:
             source.ttl.clock.restored(log.newest_access())
 
@@ -154,9 +153,4 @@ def _rows_of(state: RemoteRows, batch: pa.RecordBatch, slots: I32, count: int) -
     """Return the rows of `count` keys in the order of their slots."""
     if batch.num_rows == 0:
         return KeyRows(np.zeros(count, np.int64), [])
-    if state.ordered_by:
-        order = np.lexsort((batch.column(state.ordered_by).to_numpy(), slots))
-    else:
-        order = np.argsort(slots, kind="stable")
-    columns = [column.take(pa.array(order)) for column in state.columns(batch)]
-    return KeyRows(np.bincount(slots, minlength=count), columns)
+    return KeyRows.of(state.columns(batch), slots, count, by_first=state.by_first)

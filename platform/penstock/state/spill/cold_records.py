@@ -151,6 +151,13 @@ class KeyRows:
     counts: I64
     columns: list[pa.Array]
 
+    @classmethod
+    def of(cls, columns: Sequence[pa.Array], keys: I64 | I32, count: int, *, by_first: bool) -> KeyRows:
+        """Group rows by their key, a number below `count`; with `by_first` those of a key are sorted by column 0."""
+        order = np.lexsort((columns[0].to_numpy(), keys)) if by_first else np.argsort(keys, kind="stable")
+        chosen = pa.array(order)
+        return cls(np.bincount(keys, minlength=count), [column.take(chosen) for column in columns])
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedKeys:

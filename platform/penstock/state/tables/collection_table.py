@@ -7,19 +7,20 @@ one subtask thread.
 
 from __future__ import annotations
 
-from itertools import compress, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.elements import MIN_TIMESTAMP
 from penstock.state.keys.key_index import KeyCounts, KeyIndex
 from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
-from penstock.state.log.segment_columns import LAST_ACCESS, keyed_batch
+from penstock.state.log.segment_columns import keyed_batch
 from penstock.state.log.ttl import EntryStamps
 from penstock.state.spill.cold_records import KeyRows
-from penstock.state.tables.entries import EntryLog, alive_entries, decoded_entries, entry_rows, restored_entries
+from penstock.state.tables.entries import EntryLog
+from penstock.state.tables.key_space import look_up_rows
+from penstock.state.tables.value_table import plain_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,12 +64,9 @@ class CollectionTable:
         self._state = state
         self._codec = codec
         self._log = EntryLog(spec, source.log)
-        columns = [field.type for field in (*spec.entries, *spec.stored)]
-        self._number = None if state.cold is None else state.cold.add(columns)
+        self.number = 0 if state.cold is None else state.cold.add([field.type for field in spec.row_fields])
         #: Evicted keys whose lists expired since the last freeze.
         self._expired: KeyIndex | None = None
-        #: During a restore: a list is a dict by index.
-        self._loading = True
         self._limits = source.limits
         first = self._limits.first_slots
         self._held: list[Any] = [None] * first
@@ -101,25 +99,7 @@ class CollectionTable:
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the first `most` live elements or entries of one key; see `state.store.StateTable`."""
-        view, slots, in_memory = self._state.find(keys, hashes)
-        self._fit_slots()
-        container, found = self._held[int(slots[0])] if in_memory else None, list[tuple[Any, Any]]()
-        if container:
-            expired = [] if self.stamps is None else self.stamps.expired(int(slots[0]))
-            first = int(self._ends[slots[0]]) - len(container) if self.lists else 0
-            found = alive_entries(container, first, expired, most)
-        elif not in_memory and self._state.cold is not None and self._number is not None:
-            rows = self._state.cold.look_up(view, slots, self._number)
-            found = [] if rows is None else self._alive(rows, most)
-        return entry_rows(self.spec, self._codec, view.gather(slots), found)
-
-    def _alive(self, rows: KeyRows, most: int) -> list[tuple[Any, Any]]:
-        """Return the first `most` live elements or entries of an evicted key."""
-        names, values = decoded_entries(rows.columns, self.spec, self._codec)
-        alive = [True] * len(names)
-        if self.stamps is not None:
-            alive = (rows.columns[-1].to_numpy() > self.stamps.ttl.deadline).tolist()
-        return list(islice(compress(zip(names, values, strict=True), alive), most))
+        return look_up_rows(self, self._state, (keys, hashes), most)
 
     def counts(self) -> KeyCounts:
         """Return how many elements or entries every key has."""
@@ -215,74 +195,23 @@ class CollectionTable:
         return self._pending.frozen()
 
     def load(self, table: pa.Table, *, unsaved: bool = False) -> None:
-        """Add restored rows, newest last; until `loaded` a list is a dict by index.
-
-        The flag says that no segment has them with the current columns, so that all of them have to be saved.
-        """
+        """Add all restored rows of some keys; with `unsaved` no segment has them with the current columns."""
         batch, keys, hashes = keyed_batch(table, self.spec.key_schema)
-        slots = self._state.upsert(keys, hashes)
-        self._fit_slots()
-        rows = restored_entries(batch, self.spec, self._codec)
-        if self.lists:
-            np.maximum.at(self._ends, slots, rows.entries[0].fill_null(-1).to_numpy() + 1)
-        times = None if self.stamps is None else self._times(batch)
+        slots, numbers = np.unique(self._state.upsert(keys, hashes), return_inverse=True)
+        columns = [batch.column(name) for name in self.spec.row_names]
+        if self.stamps is not None:
+            columns[-1] = pa.array(self.stamps.ttl.clock.restored(columns[-1].to_numpy()))
+        rows = KeyRows.of(columns, numbers, len(slots), by_first=self.lists)
         if unsaved:
-            access = [] if times is None else [pa.array(times, pa.int64())]
-            stored = [*(batch.column(name) for name in self.spec.value_names), *access]
-            self._log.add(slots.copy(), [*rows.entries, *stored], rows.deleted)  # the slots array is reused
-        self._apply(slots, rows.names, rows.values, rows.deleted, times)
-        self._text += rows.text_bytes
+            names = len(self.spec.entries)
+            self._log.put(np.repeat(slots, rows.counts), rows.columns[:names], rows.columns[names:])
+        self.load_rows(slots, rows)
+        self._state.note_changed(slots)
         self._state.settle_load()
 
-    def _times(self, batch: pa.RecordBatch) -> list[int]:
-        """Return the times of last access; deletions have the lowest time."""
-        assert self.stamps is not None  # noqa: S101 - callers check `stamps`
-        times = batch.column(LAST_ACCESS).fill_null(MIN_TIMESTAMP).to_numpy()
-        found: list[int] = self.stamps.ttl.clock.restored(times).tolist()
-        return found
-
-    def _apply(
-        self, slots: I32, keys: list[Any], values: list[Any], deleted: np.ndarray, times: list[int] | None
-    ) -> None:
-        """Apply rows, one slot at a time."""
-        cuts = np.flatnonzero(np.diff(slots)) + 1
-        firsts, stops = [0, *cuts.tolist()], [*cuts.tolist(), len(slots)]
-        some_deleted = np.logical_or.reduceat(deleted, firsts).tolist()
-        owners, containers = slots[firsts], []
-        for slot, first, stop, some in zip(owners.tolist(), firsts, stops, some_deleted, strict=True):
-            container = self._held[slot]
-            if container is None:
-                container = self._held[slot] = {}
-            if not some:
-                container.update(zip(keys[first:stop], values[first:stop], strict=True))
-            else:
-                for place in range(first, stop):
-                    if not deleted[place]:
-                        container[keys[place]] = values[place]
-                    elif keys[place] is None:
-                        container.clear()
-                    else:
-                        container.pop(keys[place], None)
-            containers.append(container)
-            if self.stamps is not None and times is not None:
-                stamps = self.stamps.load(slot)
-                stamps.update(zip(keys[first:stop], times[first:stop], strict=True))
-                for gone in [key for key in stamps if key not in container] if some else ():
-                    del stamps[gone]
-        # if two keys share a hash, a slot may occur twice: its last container counts
-        last = dict(zip(owners.tolist(), containers, strict=True))
-        self.changed(np.fromiter(last, np.int32, len(last)), list(last.values()))
-
     def loaded(self) -> None:
-        """Finish a restore: convert dicts by index to lists."""
-        self._loading = False
-        if self.lists:
-            for slot in np.flatnonzero(self._lengths).tolist():
-                by_index = sorted(self._held[slot].items())
-                self._held[slot] = [value for _, value in by_index]
-                self._ends[slot] = by_index[-1][0] + 1  # elements before a clearing do not count
+        """Finish a restore: remove expired elements and entries."""
         if self.stamps is not None:
-            self.stamps.loaded()
             self.remove_expired(np.flatnonzero(self._lengths).astype(np.int32))
         if self._text > self._measure_at:
             self._measure()
@@ -314,32 +243,30 @@ class CollectionTable:
         self._pending.gather(self._freeze_expired(), most_bytes)
         self._pending.gather(self._log.freeze(self._state.index.view()), most_bytes)
 
-    def take_rows(self, slots: I32) -> KeyRows:
-        """Return the elements or entries of slots, which leave memory; all changes are saved already."""
+    def rows_at(self, slots: I32, most: int | None = None) -> KeyRows:
+        """Return the elements or entries of slots; with `most` only the first ones, that many of them live."""
         self._fit_slots()
-        counts, places = self._lengths[slots].astype(np.int64), slots[self._lengths[slots] > 0]
-        if len(places) == 0:
-            return KeyRows(counts, [])
-        names: list[Any] = []
-        values: list[Any] = []
-        times: list[int] = []
-        for slot in places.tolist():
-            container = self._held[slot]
-            order: Any = range(len(container))
-            if isinstance(container, dict):
-                order = sorted(container) if self.lists else container
-                names += order
-                values += [container[name] for name in order] if self.lists else container.values()
+        counts, stamps = self._lengths[slots].astype(np.int64), self.stamps
+        names, values, times = list[Any](), list[Any](), list[int]()
+        for place in np.flatnonzero(counts).tolist():
+            slot = int(slots[place])
+            container, length = self._held[slot], int(counts[place])
+            if most is not None:
+                counts[place] = length = min(length, most + (0 if stamps is None else len(stamps.expired(slot))))
+            if self.lists:
+                first = int(self._ends[slot]) - len(container)
+                own: Any = range(first, first + length)
             else:
-                stop = int(self._ends[slot])
-                names += range(stop - len(container), stop)
-                values += container
-            if self.stamps is not None:
-                known = self.stamps.times(slot)
-                times += [known[name] for name in order]
-        self.forget_rows(places)
+                own = list(islice(container, length))
+            names += own
+            values += islice(container if self.lists else container.values(), length)
+            if stamps is not None:
+                known = stamps.times(slot)
+                times += islice(known, length) if self.lists else [known[name] for name in own]
+        if not names:
+            return KeyRows(counts, [])
         columns = [*self._codec.encode_keys(names), *self._codec.encode_values(values)]
-        return KeyRows(counts, columns if self.stamps is None else [*columns, pa.array(times, pa.int64())])
+        return KeyRows(counts, columns if stamps is None else [*columns, pa.array(times, pa.int64())])
 
     def forget_rows(self, slots: I32) -> None:
         """Drop the elements or entries of slots from memory; all changes are saved already."""
@@ -355,26 +282,26 @@ class CollectionTable:
 
     def load_rows(self, slots: I32, rows: KeyRows) -> None:
         """Add the lists or dicts of slots, which have none in memory."""
-        if not rows.counts.any():
+        there = rows.counts > 0
+        if not there.any():
             return
         self._fit_slots()
-        as_lists = self.lists and not self._loading
-        names, values = decoded_entries(rows.columns, self.spec, self._codec)
-        times = [] if self.stamps is None else rows.columns[-1].to_numpy().tolist()
-        there = rows.counts > 0
         slots, counts = slots[there], rows.counts[there]
-        stops = np.cumsum(counts).tolist()
+        stops, held, entries = np.cumsum(counts).tolist(), self._held, len(self.spec.entries)
+        own = rows.columns[: entries + len(self.spec.values)]
+        names = self._codec.decode_keys([plain_values(array) for array in own[:entries]])
+        values = self._codec.decode_values([plain_values(array) for array in own[entries:]])
+        times = [] if self.stamps is None else rows.columns[-1].to_numpy().tolist()
         if self.lists:
             self._ends[slots] = [names[stop - 1] + 1 for stop in stops]
-        held = self._held
         for slot, first, stop in zip(slots.tolist(), [0, *stops[:-1]], stops, strict=True):
-            own = values[first:stop]
-            held[slot] = own if as_lists else dict(zip(names[first:stop], own, strict=True))
+            some = values[first:stop]
+            held[slot] = some if self.lists else dict(zip(names[first:stop], some, strict=True))
             if self.stamps is not None:
                 known = times[first:stop]
-                self.stamps.put(slot, known if as_lists else dict(zip(names[first:stop], known, strict=True)))
+                self.stamps.put(slot, known if self.lists else dict(zip(names[first:stop], known, strict=True)))
         self._count(slots, counts.astype(np.int32))
-        self._text += self._codec.text_bytes(rows.columns[: len(self.spec.entries) + len(self.spec.values)])
+        self._text += self._codec.text_bytes(own)
 
     @property
     def deadline(self) -> int | None:

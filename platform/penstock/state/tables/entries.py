@@ -1,4 +1,4 @@
-"""Elements of lists and entries of maps as columns: the codec's protocol, restored rows, and the log of changes.
+"""Elements of lists and entries of maps as columns: the codec's protocol, and the log of changes.
 
 Rows of the log are appended after every batch and never changed. When it has grown, superseded rows are removed, and
 also deletions if no saved row exists that they could hide. The codecs are in `penstock.operators`; used by
@@ -8,16 +8,14 @@ also deletions if no saved row exists that they could hide. The codecs are in `p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.state.log.segment_columns import DELETED, rows_of, segment_table
+from penstock.state.log.segment_columns import DELETED, segment_table
 from penstock.state.log.segments import last_entries
-from penstock.state.tables.value_table import plain_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,71 +52,6 @@ class EntryCodec(Protocol):
 
     def measured(self, container: Any) -> int:
         """Return the bytes that the strings of a list or dict take."""
-
-
-@dataclass(frozen=True, slots=True)
-class RestoredEntries:
-    """Restored rows in order."""
-
-    #: Map keys or indices; None: the row clears all earlier entries of its key.
-    names: list[Any]
-    #: Values; None for a deletion.
-    values: list[Any]
-    deleted: np.ndarray
-    #: The entry columns of all rows.
-    entries: list[pa.Array]
-    #: The bytes of strings.
-    text_bytes: int
-
-
-def restored_entries(batch: pa.RecordBatch, spec: RowSpec, codec: EntryCodec) -> RestoredEntries:
-    """Return the rows of a segment's batch, which has the columns of `spec`."""
-    deleted = batch.column(DELETED).to_numpy(zero_copy_only=False)
-    entries = [batch.column(field.name) for field in spec.entries]
-    live = np.flatnonzero(~deleted)
-    found = [batch.column(name) for name in spec.value_names]
-    if len(live) < batch.num_rows:
-        found = [array.take(pa.array(live)) for array in found]
-    values: list[Any] = [None] * batch.num_rows
-    for place, value in zip(live.tolist(), codec.decode_values([plain_values(a) for a in found]), strict=True):
-        values[place] = value
-    names = codec.decode_keys([plain_values(a) for a in entries])
-    if entries[0].null_count:
-        for place in np.flatnonzero(entries[0].is_null().to_numpy(zero_copy_only=False)).tolist():
-            names[place] = None
-    return RestoredEntries(names, values, deleted, entries, codec.text_bytes([*entries, *found]))
-
-
-def alive_entries(container: Any, first: int, expired: Sequence[Any], most: int) -> list[tuple[Any, Any]]:
-    """Return the first `most` live elements of a list (by index, from `first` upwards) or entries of a map.
-
-    `expired` has map keys, or positions at the front of the list.
-    """
-    if isinstance(container, list):
-        return list(islice(enumerate(container, first), len(expired), len(expired) + most))
-    dead = set(expired)
-    return list(islice(((key, value) for key, value in container.items() if key not in dead), most))
-
-
-def entry_rows(spec: RowSpec, codec: EntryCodec, key: list[pa.Array], found: list[tuple[Any, Any]]) -> pa.Table:
-    """Return elements or entries of one key as rows of a segment."""
-    if not found:
-        return spec.segment_schema.empty_table()
-    arrays = [
-        *(array.take(pa.array([0] * len(found))) for array in key),
-        *codec.encode_keys([name for name, _ in found]),
-        *codec.encode_values([value for _, value in found]),
-    ]
-    names = [*spec.key_schema.names, *(field.name for field in spec.entries), *spec.value_names]
-    return rows_of(spec.segment_schema, dict(zip(names, arrays, strict=True)), len(found))
-
-
-def decoded_entries(columns: list[pa.Array], spec: RowSpec, codec: EntryCodec) -> tuple[list[Any], list[Any]]:
-    """Return map keys or indices, and values, from the columns of a record's rows."""
-    entries = len(spec.entries)
-    names = codec.decode_keys([plain_values(array) for array in columns[:entries]])
-    values = codec.decode_values([plain_values(array) for array in columns[entries : entries + len(spec.values)]])
-    return names, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +107,6 @@ class EntryLog:
     def put(self, slots: I32, entries: Sequence[pa.Array], values: Sequence[pa.Array]) -> None:
         """Record a new value for one entry of each of the slots."""
         self._append(slots, [*entries, *values], pa.repeat(pa.scalar(False), len(slots)))
-
-    def add(self, slots: I32, columns: list[pa.Array], deleted: np.ndarray) -> None:
-        """Append rows of a segment, in order: entry and value columns, and whether they are deletions."""
-        self._append(slots, columns, pa.array(deleted))
 
     def freeze(self, keys: KeyView) -> FrozenEntries | None:
         """Take the changes out; None if there are none."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from penstock.state.keys.key_index import KeyIndex
+from penstock.state.log.segment_columns import LAST_ACCESS, rows_of
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
+    from penstock.state.log.row_spec import RowSpec
     from penstock.state.remote.remote_keys import RemoteKeys
     from penstock.state.spill.cold_records import KeyRows, SpillStore
 
@@ -44,8 +48,16 @@ class ColdTable(SlotTable, Protocol):
 class RowTable(ColdTable, Protocol):
     """A table whose rows are a part of their key's record when the key is evicted."""
 
-    def take_rows(self, slots: I32) -> KeyRows:
-        """Return the rows of these slots, which leave memory; all changes are saved already."""
+    @property
+    def spec(self) -> RowSpec:
+        """The columns of the rows."""
+
+    @property
+    def number(self) -> int:
+        """The number of the table's part of a record, if keys can be evicted."""
+
+    def rows_at(self, slots: I32, most: int | None = None) -> KeyRows:
+        """Return the rows of these slots; with `most` only the first ones of each, that many of them live."""
 
     def forget_rows(self, slots: I32) -> None:
         """Drop the rows of these slots from memory: the records of their keys have them; all changes are saved."""
@@ -106,3 +118,22 @@ def find_key(index: KeyIndex, remote: RemoteKeys | None, keys: KeyColumns, hashe
     lookup_index = KeyIndex(index.schema)
     slots = lookup_index.upsert(keys, hashes).copy()
     return lookup_index.view(), slots, False
+
+
+def look_up_rows(table: RowTable, state: KeySpace, key: tuple[KeyColumns, I64], most: int) -> pa.Table:
+    """Return the first `most` live rows of a single key and its hash as columns of a segment; changes no state."""
+    view, slots, in_memory = state.find(*key)
+    rows, spec = None, table.spec
+    if in_memory:
+        rows = table.rows_at(slots, most)
+    elif state.cold is not None:
+        rows = state.cold.look_up(view, slots, table.number)
+    if rows is None or not rows.counts.any():
+        return spec.segment_schema.empty_table()
+    found = pa.table(rows.columns, names=list(spec.row_names))
+    if table.deadline is not None:
+        found = found.filter(pc.field(LAST_ACCESS) > table.deadline)
+    found = found.slice(0, most)
+    owners = pa.array(np.zeros(found.num_rows, np.int64))
+    given = dict(zip(spec.key_schema.names, (column.take(owners) for column in view.gather(slots)), strict=True))
+    return rows_of(spec.segment_schema, given | dict(zip(spec.row_names, found.columns, strict=True)), found.num_rows)

@@ -379,12 +379,12 @@ class RowState:
         """Store the rows of slots, which leave memory, where the records are not up to date."""
         # remote records may have been dropped, and fetched again from the log
         same = self._stored[slots] & ~self._changed[slots] & (self.remote is None)
-        for table in self._row_tables if same.any() else ():
-            table.forget_rows(slots[same])
-        slots = slots[~same]
-        rows = [table.take_rows(slots) for table in self._row_tables]
-        cold.put(keys, slots, rows)
-        without = slots[~np.any([some.counts for some in rows], axis=0)]
+        changed = slots[~same]
+        rows = [table.rows_at(changed) for table in self._row_tables]
+        for table in self._row_tables:
+            table.forget_rows(slots)
+        cold.put(keys, changed, rows)
+        without = changed[~np.any([some.counts for some in rows], axis=0)]
         cold.delete(keys, without[self._may_be_stored(without)])
 
     def _may_be_stored(self, slots: I32) -> np.ndarray:

@@ -33,6 +33,7 @@ from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.log.segment_columns import DELETED, keyed_batch, segment_table
 from penstock.state.memory.limits import PRODUCTION
 from penstock.state.spill.cold_records import KeyRows
+from penstock.state.tables.key_space import look_up_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -238,7 +239,7 @@ class ValueTable:
 
     def __init__(self, source: FrozenSource, spec: RowSpec, state: RowSpace, ttl: Ttl | None = None) -> None:
         """Create an empty table; `load` fills it during a restore, `loaded` ends the restore."""
-        self._number = None if state.cold is None else state.cold.add([field.type for field in spec.stored])
+        self.number = 0 if state.cold is None else state.cold.add([field.type for field in spec.row_fields])
         self.source = source
         self.spec = spec
         self.ttl = ttl
@@ -277,15 +278,7 @@ class ValueTable:
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the live value of one key, if it has one; see `state.store.StateTable`."""
-        del most
-        view, slots, in_memory = self._state.find(keys, hashes)
-        store, number = self._state.cold, self._number
-        cold = None if in_memory or store is None or number is None else store.look_up(view, slots, number)
-        rows = self.rows_of(slots) if in_memory else np.full(1, -1, np.int32)
-        values = self.arrays(rows) if rows[0] >= 0 else [] if cold is None else cold.columns
-        if not values or (self.ttl is not None and values[-1][0].as_py() <= self.ttl.deadline):
-            return self.spec.segment_schema.empty_table()
-        return segment_table(self.spec, view, slots, values=values, deleted=np.zeros(1, np.bool_))
+        return look_up_rows(self, self._state, (keys, hashes), most)
 
     def counts(self) -> KeyCounts:
         """Return which keys have a value."""
@@ -353,24 +346,12 @@ class ValueTable:
         self._pending.add(self._unsaved())
         return self._pending.frozen()
 
-    def load(self, table: pa.Table) -> None:
-        """Add restored rows, newest last."""
-        self._load(table, unsaved=False)
-        self._dirty_from = self._end
-        self._state.settle_load()
-
-    def load_unsaved(self, table: pa.Table) -> None:
-        """Add restored rows that no segment has with the current columns, so that all of them are saved."""
-        self._load(table, unsaved=True)
-        self._state.settle_load()
-
-    def _load(self, table: pa.Table, *, unsaved: bool) -> None:
+    def load(self, table: pa.Table, *, unsaved: bool = False) -> None:
+        """Add restored rows, newest last; with `unsaved` no segment has them with the current columns."""
         batch, keys, hashes = keyed_batch(table, self.spec.key_schema)
         slots = self._state.upsert(keys, hashes)
         self._fit_slots()
         deleted = batch.column(DELETED).to_numpy(zero_copy_only=False)
-        if unsaved:
-            self.clear(slots[deleted])
         self._where[slots[deleted]] = -1
         self._state.note_changed(slots)
         kept = np.flatnonzero(~deleted)
@@ -381,6 +362,9 @@ class ValueTable:
             arrays[-1] = pa.array(self.ttl.clock.restored(arrays[-1].to_numpy()))
         if len(kept):
             self._put(slots[kept], arrays)
+        if not unsaved:
+            self._dirty_from = self._end
+        self._state.settle_load()
 
     @property
     def memory_bytes(self) -> int:
@@ -423,11 +407,10 @@ class ValueTable:
         """Convert the unsaved changes to rows of a segment; up to `most_bytes` stay in memory."""
         self._pending.gather(self._unsaved(), most_bytes)
 
-    def take_rows(self, slots: I32) -> KeyRows:
-        """Return the values of slots, which leave memory; all changes are saved already."""
+    def rows_at(self, slots: I32, most: int | None = None) -> KeyRows:  # noqa: ARG002 - a slot has at most one
+        """Return the values of slots."""
         rows = self.rows_of(slots)
         there = rows >= 0
-        self.forget_rows(slots)
         return KeyRows(there.astype(np.int64), self.arrays(rows[there]))
 
     def forget_rows(self, slots: I32) -> None:
