@@ -136,7 +136,7 @@ class KeyWindows:
 
 
 class _RowCodec:
-    """Rows as elements; see `state.tables.entries.EntryCodec`."""
+    """Rows as elements; see `state.tables.collection_table.EntryCodec`."""
 
     def __init__(self, schema: pa.Schema, row_type: type | None) -> None:
         rows = without_ts(schema)

@@ -8,7 +8,7 @@ one subtask thread.
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.log.segment_columns import keyed_batch
 from penstock.state.log.ttl import EntryStamps
 from penstock.state.spill.cold_records import KeyRows
-from penstock.state.tables.entries import EntryLog
+from penstock.state.tables.changes import ChangeLog
 from penstock.state.tables.key_space import look_up_rows
 from penstock.state.tables.value_table import plain_values
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.ttl import Ttl
-    from penstock.state.tables.entries import EntryCodec, FrozenEntries
+    from penstock.state.tables.changes import FrozenChanges
     from penstock.state.tables.key_space import RowSpace
 
 #: Bytes of an empty list or dict with the capacity for the first few elements.
@@ -38,6 +38,32 @@ _CONTAINER_BYTES = 200
 _LIST_PLACE, _DICT_PLACE = 10, 54
 #: A sweep for expired values checks one slot of a list or map per this many slots.
 _SWEEP_PART = 8
+
+
+class EntryCodec(Protocol):
+    """Codec between columns and the objects that functions use, with their sizes in memory."""
+
+    def decode_keys(self, columns: list[list[Any]]) -> list[Any]:
+        """Return map keys (for a list: indices) from their columns."""
+
+    def encode_keys(self, keys: Sequence[Any]) -> list[pa.Array]:
+        """Return the entry columns of map keys or indices."""
+
+    def decode_values(self, columns: list[list[Any]]) -> list[Any]:
+        """Return values from their columns."""
+
+    def encode_values(self, values: Sequence[Any]) -> list[pa.Array]:
+        """Return the value columns of values."""
+
+    @property
+    def object_bytes(self) -> int:
+        """The bytes of a key and its value as objects, without the text of strings."""
+
+    def text_bytes(self, columns: Sequence[pa.Array]) -> int:
+        """Return the bytes that the strings of entry and value columns take as objects; 0 for types without any."""
+
+    def measured(self, container: Any) -> int:
+        """Return the bytes that the strings of a list or dict take."""
 
 
 class CollectionTable:
@@ -63,7 +89,7 @@ class CollectionTable:
         self.lists = lists
         self._state = state
         self._codec = codec
-        self._log = EntryLog(spec, source.log)
+        self._log = ChangeLog(spec, source.log)
         self.number = 0 if state.cold is None else state.cold.add([field.type for field in spec.row_fields])
         #: Evicted keys whose lists expired since the last freeze.
         self._expired: KeyIndex | None = None
@@ -317,7 +343,7 @@ class CollectionTable:
             self._expired = self._expired or KeyIndex(self.spec.key_schema)
             self._expired.upsert(keys, hashes)
 
-    def _freeze_expired(self) -> FrozenEntries | None:
+    def _freeze_expired(self) -> FrozenChanges | None:
         """Return changes that clear the evicted lists that expired since the last call; None: no list has expired.
 
         They precede all later changes in memory: the keys had nothing there when they expired.
@@ -325,7 +351,7 @@ class CollectionTable:
         expired, self._expired = self._expired, None
         if expired is None:
             return None
-        log = EntryLog(self.spec, self.source.log)
+        log = ChangeLog(self.spec, self.source.log)
         log.clear(np.arange(expired.count, dtype=np.int32))
         return log.freeze(expired.view())
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.state.remote.remote_runs import RemoteRuns
     from penstock.state.spill.cold_records import SpillStore
     from penstock.state.spill.join_runs import RunFiles
-    from penstock.state.tables.entries import EntryCodec
+    from penstock.state.tables.collection_table import EntryCodec
     from penstock.state.tables.key_space import ColdTable, RowTable, SlotTable
 
 #: Rows of joins are not spilled while they take less than one part in this many of the limit.

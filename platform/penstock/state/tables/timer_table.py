@@ -1,7 +1,4 @@
-"""`TimerTable`: timers by (key, time), each at most once, with the log of changes since the last freeze.
-
-Owned by one subtask thread; a frozen part may be encoded in any.
-"""
+"""`TimerTable`: timers by (key, time), each at most once. Owned by one subtask thread."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.state.keys.key_index import KeyCounts
@@ -16,86 +14,15 @@ from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.log.segment_columns import DELETED, NAMESPACE, keyed_batch, segment_table
 from penstock.state.remote.remote_timers import RemoteTimers
 from penstock.state.spill.cold_records import ColdTimers
+from penstock.state.tables.changes import ChangeLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pyarrow as pa
-
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.row_spec import RowSpec
+    from penstock.state.tables.changes import FrozenChanges
     from penstock.state.tables.key_space import KeySpace
-
-
-@dataclass(frozen=True, slots=True)
-class TimerChanges:
-    """Registrations and deletions in order."""
-
-    slots: I32
-    times: I64
-    deleted: np.ndarray
-
-    @property
-    def memory_bytes(self) -> int:
-        """The bytes of the arrays."""
-        return int(self.slots.nbytes + self.times.nbytes + self.deleted.nbytes)
-
-
-def joined(parts: list[TimerChanges]) -> TimerChanges:
-    """Return the concatenated changes."""
-    if len(parts) == 1:
-        return parts[0]
-    return TimerChanges(
-        np.concatenate([np.empty(0, np.int32), *(p.slots for p in parts)]),
-        np.concatenate([np.empty(0, np.int64), *(p.times for p in parts)]),
-        np.concatenate([np.empty(0, np.bool_), *(p.deleted for p in parts)]),
-    )
-
-
-def reduced(parts: list[TimerChanges], fired_rows: int, fired: int) -> TimerChanges:
-    """Return the last change of every timer, without changes before `fired_rows` of timers fired up to `fired`."""
-    every = joined(parts)
-    open_still = every.times > fired
-    open_still[fired_rows:] = True
-    places = np.flatnonzero(open_still)
-    slots, times = every.slots[places], every.times[places]
-    order = np.lexsort((times, slots))
-    slots, times = slots[order], times[order]
-    last = np.ones(len(order), np.bool_)
-    last[:-1] = (slots[1:] != slots[:-1]) | (times[1:] != times[:-1])
-    kept = np.sort(places[order[last]])
-    return TimerChanges(every.slots[kept], every.times[kept], every.deleted[kept])
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenTimers:
-    """The changes between two freezes."""
-
-    spec: RowSpec
-    keys: KeyView
-    parts: tuple[TimerChanges, ...]
-    fired_rows: int
-    fired: int
-
-    @property
-    def memory_bytes(self) -> int:
-        """The bytes of the changes."""
-        return sum(part.memory_bytes for part in self.parts)
-
-    def whole(self) -> Iterator[pa.Table]:
-        """Yield the effective changes as columns of a segment, sorted by hash."""
-        changes = reduced(list(self.parts), self.fired_rows, self.fired)
-        order = np.argsort(self.keys.hashes[changes.slots], kind="stable")
-        yield segment_table(
-            self.spec,
-            self.keys,
-            changes.slots[order],
-            namespaces=changes.times[order],
-            values=(),
-            deleted=changes.deleted[order],
-        )
 
 
 #: Number of low bits in which times of a bucket may differ: 1.05 s of microseconds.
@@ -152,11 +79,7 @@ class TimerTable:
         self.spec = spec
         self._state = state
         self._buckets: dict[int, _Bucket] = {}
-        self._changes: list[TimerChanges] = []
-        self._changed = 0
-        self._reduce_at = source.limits.many_changes
-        #: The number of changes before the last firing, and the time that it reached.
-        self._fired_rows, self._fired = 0, MIN_TIMESTAMP
+        self._log = ChangeLog(spec, source.log)
         self._pending = PendingSegments(source)
         self._cold = None if state.cold is None else ColdTimers(state.cold)
         self._remote: RemoteTimers | None = None
@@ -168,10 +91,7 @@ class TimerTable:
     def change(self, slots: I32, times: I64, deleted: np.ndarray) -> None:
         """Register or delete timers, in order; registering an existing timer has no effect."""
         self._enter(slots, times, deleted)
-        self._changes.append(TimerChanges(slots, times, deleted))
-        self._changed += len(slots)
-        if self._changed >= self._reduce_at:
-            self._reduce()
+        self._log.add(slots, [pa.array(times)], deleted)
 
     @property
     def size(self) -> int:
@@ -206,8 +126,8 @@ class TimerTable:
         own = index.find(keys, hashes)
         found = set(times[slots == own[0]].tolist()) if len(own) else set[int]()
         mine = self._state.index.find(keys, hashes)
-        for changes in self._changes if len(mine) else ():
-            found.difference_update(changes.times[(changes.slots == mine[0]) & changes.deleted].tolist())
+        for slots, times in self._log.deletions() if len(mine) else ():
+            found.difference_update(times[slots == mine[0]].tolist())
         return found
 
     def counts(self) -> KeyCounts:
@@ -261,10 +181,10 @@ class TimerTable:
 
     def _forget_deleted(self) -> None:
         """Delete fetched timers that were deleted in memory since the last freeze, which the log does not have."""
-        view = self._state.index.view()
-        for changes in self._changes:
-            if self._cold is not None and changes.deleted.any():
-                self._cold.forget(view, changes.slots[changes.deleted], changes.times[changes.deleted])
+        if self._cold is None:
+            return
+        for slots, times in self._log.deletions():
+            self._cold.forget(self._state.index.view(), slots, times)
 
     def _take_in_memory(self, until: int, limit: int) -> tuple[I32, I64] | None:
         if not self._buckets or min(self._buckets) > until >> _BUCKET_BITS:
@@ -288,14 +208,14 @@ class TimerTable:
                 break
         if not taken:
             return None
-        self._fired_rows, self._fired = self._changed, until
+        self._log.fire(until)
         slots = np.concatenate([words >> 1 & _SLOT_MASK for _, words in taken]).astype(np.int32)
         return slots, np.concatenate([(n << _BUCKET_BITS) + (words >> (_SLOT_BITS + 1)) for n, words in taken])
 
     def discard_saved(self) -> None:
         """Remove all saved timers, none of which was loaded."""
         if self.source.log.entries:
-            self._fired = MAX_TIMESTAMP
+            self._log.fire(MAX_TIMESTAMP)
 
     # --- snapshots --------------------------------------------------------------------------------------------------
 
@@ -304,14 +224,11 @@ class TimerTable:
         self._pending.add(self._unsaved())
         return self._pending.frozen()
 
-    def _unsaved(self) -> FrozenTimers | None:
+    def _unsaved(self) -> FrozenChanges | None:
         """Return the unsaved changes, which count as saved then, and hide those that fired; None: nothing changed."""
-        if self._fired > MIN_TIMESTAMP:
-            self._pending.hide(self._fired)
-        rows = FrozenTimers(self.spec, self._state.index.view(), tuple(self._changes), self._fired_rows, self._fired)
-        self._changes, self._changed, self._reduce_at = [], 0, self.source.limits.many_changes
-        self._fired_rows, self._fired = 0, MIN_TIMESTAMP
-        return rows if rows.parts else None
+        if self._log.fired > MIN_TIMESTAMP:
+            self._pending.hide(self._log.fired)
+        return self._log.freeze(self._state.index.view())
 
     def load(self, table: pa.Table) -> None:
         """Add restored timers, newest last."""
@@ -329,7 +246,7 @@ class TimerTable:
     @property
     def hot_bytes(self) -> int:
         """The bytes of the timers in memory."""
-        return 8 * sum(bucket.words for bucket in self._buckets.values()) + 13 * self._changed
+        return 8 * sum(bucket.words for bucket in self._buckets.values()) + self._log.nbytes
 
     def close(self) -> None:
         """Drop waiting segments."""
@@ -366,16 +283,15 @@ class TimerTable:
         """Set the slots that have a timer or an unsaved change."""
         _, words, _ = self._every_bucket()
         used[(words >> 1) & _SLOT_MASK] = True
-        self._reduce()
-        for changes in self._changes:
-            used[changes.slots] = True
+        self._log.reduce()
+        self._log.mark_used(used)
 
     def renumber(self, numbers: I32) -> None:
         """Renumber slots: slot s becomes `numbers[s]`; the order is kept, so buckets stay sorted."""
         buckets, words, edges = self._every_bucket()
         slots = numbers[(words >> 1) & _SLOT_MASK].astype(np.int64)
         self._keep(buckets, (words & ~np.int64(_SLOT_MASK << 1)) | (slots << 1), edges)
-        self._changes = [TimerChanges(numbers[c.slots], c.times, c.deleted) for c in self._changes]
+        self._log.renumber(numbers)
 
     def _every_bucket(self) -> tuple[list[int], I64, I64]:
         """Return the numbers of all buckets, the words of all, and the edges between those of two buckets."""
@@ -414,15 +330,6 @@ class TimerTable:
         if bucket is None:
             bucket = self._buckets[number] = _Bucket()
         return bucket
-
-    def _reduce(self) -> None:
-        if not self._changes:
-            return
-        before = self._fired_rows
-        kept = reduced(self._changes, before, self._fired)
-        # The remaining changes from before the last firing are later than it, so they may count as later changes.
-        self._changes, self._changed, self._fired_rows = [kept], len(kept.slots), 0
-        self._reduce_at = 2 * self._changed + self.source.limits.many_changes
 
 
 def _take_count(words: I64, room: int, *, alone: bool) -> int:

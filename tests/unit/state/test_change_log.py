@@ -9,7 +9,7 @@ from penstock.state.log.row_spec import ENTRY, RowSpec
 from penstock.state.log.segment_columns import DELETED
 from penstock.state.log.segment_log import SegmentLog
 from penstock.state.memory.limits import StateLimits
-from penstock.state.tables.entries import EntryLog
+from penstock.state.tables.changes import ChangeLog
 
 SPEC = RowSpec(
     pa.schema([("k", pa.int64())]),
@@ -25,7 +25,7 @@ def saved():
 
 @pytest.fixture
 def log(saved):
-    return EntryLog(SPEC, saved)
+    return ChangeLog(SPEC, saved)
 
 
 def put(log, entries, value=b""):
@@ -55,9 +55,9 @@ def test_one_entry_that_grows_does_not_fill_the_log(log):
 
 def test_a_large_log_is_not_reduced_with_every_batch(saved, monkeypatch):
     saved.limits = StateLimits(large_changes_bytes=1000)
-    log = EntryLog(SPEC, saved)
-    reductions, reduce = [], log._reduce
-    monkeypatch.setattr(log, "_reduce", lambda: (reductions.append(1), reduce()))
+    log = ChangeLog(SPEC, saved)
+    reductions, reduce = [], log.reduce
+    monkeypatch.setattr(log, "reduce", lambda: (reductions.append(1), reduce()))
     for entry in range(4096):
         put(log, [entry], b"x" * 100)
     assert 3 < len(reductions) < 40, "as often as it doubles"
@@ -66,19 +66,19 @@ def test_a_large_log_is_not_reduced_with_every_batch(saved, monkeypatch):
 
 def test_entries_that_come_and_go_leave_nothing_where_nothing_is_saved(saved):
     saved.limits = StateLimits(many_changes=100)
-    log = EntryLog(SPEC, saved)
+    log = ChangeLog(SPEC, saved)
     put(log, [-1], b"stays")
     for first in range(0, 5000, 50):
         numbers = list(range(first, first + 50))
         put(log, numbers)
         remove(log, numbers)
         assert log.nbytes < 10_000
-    log._reduce()
+    log.reduce()
     assert held(log) == [(-1, b"stays")]
     put(log, [1])
     remove(log, [1])
     log.clear(np.zeros(1, np.int32))
-    log._reduce()
+    log.reduce()
     assert log.nbytes == 0
     assert log.freeze(None) is None
 
@@ -89,5 +89,5 @@ def test_deletions_stay_where_something_is_saved_that_they_may_hide(log, saved):
     saved.append(saved.next_position())
     remove(log, [1])
     put(log, [3], b"new")
-    log._reduce()
+    log.reduce()
     assert held(log) == [(1, None), (3, b"new")]
