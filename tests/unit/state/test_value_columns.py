@@ -4,16 +4,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.state.tables.value_table import column_of
+from penstock.kernels.keys.key_columns import value_column
+from penstock.state.keys.column_store import new_store
+from penstock.state.tables.value_table import plain_values
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.float16()])
 def test_floats_keep_the_sign_of_zero_and_nulls(kind):
     values = np.array([-0.0, 0.0, np.nan, 1.5], kind.to_pandas_dtype())
-    column = column_of(kind, 5)
-    column.put(0, pa.array(values, kind))
-    column.put(4, pa.array([None], kind))
+    column = new_store(kind, 5, 0)
+    column.append(value_column(pa.array(values, kind)), np.arange(4, dtype=np.int32), 0)
+    column.append(value_column(pa.array([None], kind)), np.zeros(1, np.int32), 4)
     found = column.array(np.arange(5, dtype=np.int32))
     assert found.null_count == 1
     assert np.signbit(found.slice(0, 2).to_numpy()).tolist() == [True, False]
-    assert str(column.values(np.arange(4, dtype=np.int32))) == "[-0.0, 0.0, nan, 1.5]"
+    assert str(plain_values(column.array(np.arange(4, dtype=np.int32)))) == "[-0.0, 0.0, nan, 1.5]"

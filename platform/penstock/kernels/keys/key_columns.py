@@ -173,6 +173,14 @@ def key_column(array: pa.Array, name: str = "key") -> FixedColumn | BytesColumn:
     return _bytes_column(array)
 
 
+def value_column(array: pa.Array) -> FixedColumn | BytesColumn:
+    """Return a column of values as `key_column` does, but floats by their bits: zeros keep their sign."""
+    plain = array.dictionary_decode() if pt.is_dictionary(array.type) else array
+    if pt.is_floating(plain.type):
+        return FixedColumn(float_column(plain).view(np.int64), *_bitmap(plain))
+    return key_column(plain)
+
+
 def key_columns(batch: pa.RecordBatch, columns: tuple[str, ...]) -> KeyColumns:
     """Return the named columns of a batch in canonical form."""
     return tuple(key_column(batch.column(name), name) for name in columns)

@@ -8,25 +8,18 @@ Called by tables in the owner's thread; views are read by any thread.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from penstock.kernels.compiler.compile import I32, I64, U8
+from penstock.kernels.compiler.compile import I32, I64
 from penstock.kernels.keys import hash_index as kernels
 from penstock.kernels.keys import hashing
 from penstock.kernels.keys.hashing import hash_key_columns
-from penstock.kernels.keys.key_columns import (
-    BytesColumn,
-    FixedColumn,
-    KeyColumns,
-    bytes_to_arrow,
-    fixed_to_arrow,
-    key_column,
-)
-from penstock.kernels.keys.key_types import is_fixed
+from penstock.kernels.keys.key_columns import FixedColumn, KeyColumns, key_column
+from penstock.state.keys.column_store import ColumnStore, grown, new_store
 
 if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
@@ -88,89 +81,18 @@ _ENTRIES_A_SLOT = 4
 _FAR_PART = 8
 
 
-@dataclass(slots=True)
-class _FixedStore:
-    """Canonical int64 keys by slot."""
-
-    values: I64
-    valid: U8
-    nulls: int = 0
-
-    @property
-    def memory_bytes(self) -> int:
-        return int(self.values.nbytes + self.valid.nbytes)
-
-    def grow(self, capacity: int) -> None:
-        self.values = _grown(self.values, capacity)
-        self.valid = _grown(self.valid, capacity)
-
-    def append(self, column: FixedColumn, rows: I32, first_slot: int) -> None:
-        store = (self.values, self.valid)
-        self.nulls += kernels.append_fixed((column.values, column.bitmap), column.bit_offset, rows, first_slot, store)
-
-    def differ(self, column: FixedColumn, rows: I32, slots: I32, bad: U8) -> int:
-        store = (self.values, self.valid)
-        source = (column.values, column.bitmap)
-        return int(kernels.differ_fixed(source, column.bit_offset, (rows, slots), store, bad))
-
-
-@dataclass(slots=True)
-class _BytesStore:
-    """Keys of any length by slot, one after the other."""
-
-    data: U8
-    starts: I64
-    valid: U8
-    nulls: int = 0
-
-    @property
-    def memory_bytes(self) -> int:
-        return int(self.data.nbytes + self.starts.nbytes + self.valid.nbytes)
-
-    def grow(self, capacity: int) -> None:
-        self.starts = _grown(self.starts, capacity + 1)
-        self.valid = _grown(self.valid, capacity)
-
-    def append(self, column: BytesColumn, rows: I32, first_slot: int) -> None:
-        need = int(self.starts[first_slot]) + int(kernels.bytes_of_rows(column.offsets, rows))
-        if need > len(self.data):
-            self.data = _grown(self.data, max(need, 2 * len(self.data)))
-        source = (column.data, column.offsets, column.bitmap)
-        store = (self.data, self.starts, self.valid)
-        self.nulls += kernels.append_bytes(source, column.bit_offset, rows, first_slot, store)
-
-    def differ(self, column: BytesColumn, rows: I32, slots: I32, bad: U8) -> int:
-        source = (column.data, column.offsets, column.bitmap)
-        store = (self.data, self.starts, self.valid)
-        return int(kernels.differ_bytes(source, column.bit_offset, (rows, slots), store, bad))
-
-
-_Store: TypeAlias = _FixedStore | _BytesStore
-
-
 @dataclass(frozen=True, slots=True)
 class KeyView:
     """The keys of an index as of one moment; safe in any thread."""
 
     schema: pa.Schema
     hashes: I64
-    #: (values, starts or None, valid, nulls) of each key column.
-    columns: tuple[tuple[I64 | U8, I64 | None, U8, int], ...]
+    columns: tuple[ColumnStore, ...]
 
     def gather(self, slots: I32) -> list[pa.Array]:
         """Return the key columns of the given slots."""
         slots = np.ascontiguousarray(slots, np.int32)
-        arrays = []
-        for field, (values, starts, stored_valid, nulls) in zip(self.schema, self.columns, strict=True):
-            valid = stored_valid[slots] if nulls else None
-            if starts is None:
-                arrays.append(fixed_to_arrow(values[slots], valid, field.type))  # type: ignore[arg-type]
-                continue
-            size = int((starts[slots + 1] - starts[slots]).sum()) if len(slots) else 0
-            data, offsets = np.empty(size, np.uint8), np.empty(len(slots) + 1, np.int64)
-            kernels.gather_bytes(values, starts, slots, data, offsets)
-            arrays.append(bytes_to_arrow(data, offsets, valid, field.type))
-        return arrays
+        return [column.array(slots) for column in self.columns]
 
 
 class Keys(Protocol):
@@ -215,7 +137,7 @@ class KeyIndex:
         self.count = 0
         self._table = np.zeros(self._entries_a_slot * _FIRST_SLOTS, np.uint64)
         self._hashes = np.empty(_FIRST_SLOTS, np.int64)
-        self._stores: list[_Store] = [_new_store(field.type) for field in self.schema]
+        self._stores = [new_store(field.type, _FIRST_SLOTS, _FIRST_BYTES) for field in self.schema]
         self._dense = DenseKeys()
         self._slots = np.empty(0, np.int32)
         self._created = np.empty(0, np.int32)
@@ -236,11 +158,7 @@ class KeyIndex:
 
     def view(self) -> KeyView:
         """Return the keys as of now."""
-        columns = tuple(
-            (s.values, None, s.valid, s.nulls) if isinstance(s, _FixedStore) else (s.data, s.starts, s.valid, s.nulls)
-            for s in self._stores
-        )
-        return KeyView(self.schema, self._hashes, columns)
+        return KeyView(self.schema, self._hashes, tuple(store.frozen() for store in self._stores))
 
     def kept(self, slots: I32, piece: int = _CHUNK, *, small: bool = False) -> KeyIndex:
         """Return an index with only the keys of these slots, renumbered in the same order."""
@@ -289,7 +207,7 @@ class KeyIndex:
         self._store_new(keys, state, full=False)
         if _FAR_PART * int(state[5]) > rows:
             dense.disable()
-        dense.follow(self._stores[0].values[: self.count])  # type: ignore[union-attr]  # as above
+        dense.follow(self._stores[0].words[: self.count])  # type: ignore[union-attr]  # as above
         return slots
 
     def disable_dense_keys(self) -> bool:
@@ -363,7 +281,7 @@ class KeyIndex:
             self.count = count
         if full:
             capacity = 2 * len(self._hashes)
-            self._hashes = _grown(self._hashes, capacity)
+            self._hashes = grown(self._hashes, capacity)
             for store in self._stores:
                 store.grow(capacity)
             self._table = np.zeros(self._entries_a_slot * capacity, np.uint64)
@@ -384,19 +302,6 @@ def plain_key_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema(
         [pa.field(f.name, f.type.value_type, f.nullable) if pt.is_dictionary(f.type) else f for f in schema]
     )
-
-
-def _new_store(data_type: pa.DataType) -> _Store:
-    valid = np.zeros(_FIRST_SLOTS, np.uint8)
-    if is_fixed(data_type):
-        return _FixedStore(np.zeros(_FIRST_SLOTS, np.int64), valid)
-    return _BytesStore(np.empty(_FIRST_BYTES, np.uint8), np.zeros(_FIRST_SLOTS + 1, np.int64), valid)
-
-
-def _grown(array: np.ndarray, capacity: int) -> np.ndarray:
-    bigger = np.empty(capacity, array.dtype)
-    bigger[: len(array)] = array
-    return bigger
 
 
 #: Columns of `KeyCounts.page` after those of the key.

@@ -21,6 +21,7 @@ from penstock.core.errors import StorageError
 from penstock.kernels.aggregates import cold_cells as kernels
 from penstock.kernels.keys.key_columns import FixedColumn
 from penstock.kernels.rows.row_order import hash_order
+from penstock.state.keys.column_store import FixedStore
 from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
@@ -341,9 +342,10 @@ class ColdFileStore:
         heads = np.empty((len(slots), self._key_words), np.int64)
         heads[:, kernels.HASH] = keys.hashes[slots]
         tags = np.ones(len(slots), np.int64)
-        for k, (values, _, valid, nulls) in enumerate(keys.columns):
-            heads[:, kernels.KEYS + k] = values[slots]
-            tags += (valid[slots].astype(np.int64) if nulls else 1) << (k + 1)
+        for k, column in enumerate(keys.columns):
+            assert isinstance(column, FixedStore)  # noqa: S101 - other keys are in a `SortedColdStore`
+            heads[:, kernels.KEYS + k] = column.words[slots]
+            tags += (column.valid[slots].astype(np.int64) if column.nulls else 1) << (k + 1)
         heads[:, kernels.TAG] = tags
         order = hash_order(heads[:, kernels.HASH])
         if len(self.regions) == 1:

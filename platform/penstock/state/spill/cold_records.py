@@ -18,16 +18,9 @@ import pyarrow.types as pt
 from penstock.core.elements import MAX_TIMESTAMP
 from penstock.core.errors import UsageError
 from penstock.core.keygroup import HASH_MAX
-from penstock.kernels.keys import hash_index as kernels
-from penstock.kernels.keys.key_columns import (
-    BytesColumn,
-    bytes_to_arrow,
-    fixed_column,
-    fixed_to_arrow,
-    float_column,
-    key_column,
-)
+from penstock.kernels.keys.key_columns import FixedColumn, bytes_to_arrow, fixed_to_arrow, value_column
 from penstock.kernels.keys.key_types import is_fixed
+from penstock.state.keys.column_store import BytesStore, new_store
 from penstock.state.keys.hash_ranges import RECORD_BYTES
 from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys, hashes_of
 from penstock.state.memory.limits import PRODUCTION, StateLimits
@@ -36,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from penstock.core.keygroup import HashRange
-    from penstock.kernels.compiler.compile import I32, I64, U8
+    from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.hash_ranges import LocalBytes
     from penstock.state.keys.key_index import KeyView
@@ -73,15 +66,15 @@ class RowPacker:
             else:
                 there = np.ones(rows, np.int64)
             lines[:, k // _BITS] |= there << (k % _BITS)
-            word = lines[:, self._heads + k]
-            if is_fixed(data_type):
-                plain = array.dictionary_decode() if pt.is_dictionary(array.type) else array
-                floats = pt.is_floating(data_type)
-                word[:] = float_column(plain).view(np.int64) if floats else fixed_column(plain).values
+            word, column = lines[:, self._heads + k], value_column(array)
+            if isinstance(column, FixedColumn):
+                word[:] = column.values
                 continue
-            data, starts = _compact(array)
-            word[:] = np.diff(starts)
-            texts.append((data.tobytes(), starts[edges].tolist()))
+            store = new_store(data_type, rows, 0)
+            assert isinstance(store, BytesStore)  # noqa: S101 - as its values
+            store.append(column, np.arange(rows, dtype=np.int32), 0)  # without gaps; a null has no bytes
+            word[:] = np.diff(store.starts)
+            texts.append((store.data[: store.starts[-1]].tobytes(), store.starts[edges].tolist()))
         flat, cuts = lines.tobytes(), (edges * self._line).tolist()
         records = [flat[a:b] for a, b in pairwise(cuts)]
         if not self._texts:
@@ -123,19 +116,6 @@ class RowPacker:
             np.cumsum(words, out=offsets[1:])
             arrays.append(bytes_to_arrow(np.frombuffer(next(data), np.uint8), offsets, valid, data_type))
         return arrays
-
-
-def _compact(array: pa.Array) -> tuple[U8, I64]:
-    """Return the bytes of all rows without gaps, and the offset of each; a null has none."""
-    column = key_column(array)
-    assert isinstance(column, BytesColumn)  # noqa: S101 - what is not fixed is bytes
-    rows = np.arange(len(array), dtype=np.int32)
-    data = np.empty(int(kernels.bytes_of_rows(column.offsets, rows)), np.uint8)
-    starts = np.zeros(len(array) + 1, np.int64)
-    valid = np.empty(len(array), np.uint8)
-    source = (column.data, column.offsets, column.bitmap)
-    kernels.append_bytes(source, column.bit_offset, rows, 0, (data, starts, valid))
-    return data[: starts[-1]], starts
 
 
 def slot_batches(slots: I32, most: int) -> Iterator[I32]:
