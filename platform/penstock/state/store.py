@@ -77,8 +77,8 @@ class StateTable(Protocol):
         """Return the number of rows of every key in memory."""
 
     @property
-    def memory_bytes(self) -> int:
-        """The managed bytes held."""
+    def hot_bytes(self) -> int:
+        """The bytes of rows in memory, without those that wait for an upload."""
 
     def close(self) -> None:
         """Free the memory."""
@@ -224,12 +224,13 @@ class KeyedState:
     def memory_bytes(self) -> int:
         """The managed bytes held by all tables."""
         rows = 0 if self._rows is None else self._rows.index.memory_bytes
-        return rows + sum(table.memory_bytes for table in self._tables.values())
+        return rows + sum(map(bytes_of, self._tables.values()))
 
     def close(self) -> None:
         """Free memory and local files; idempotent."""
         for table in self._tables.values():
             table.close()
+            table.source.pending.clear()
         if self._rows is not None:
             self._rows.close()
         self._cold.close()
@@ -289,6 +290,11 @@ class KeyedState:
                 else:
                     migrated = migration[0].rows(rows, schema)
                     table.load(migrated.filter(pc.invert(migrated[DELETED])), unsaved=True)
+
+
+def bytes_of(table: StateTable) -> int:
+    """Return the managed bytes of a table, also those that wait for an upload."""
+    return table.hot_bytes + table.source.pending.memory_bytes
 
 
 def open_keyed_state(request: KeyedStateRequest) -> KeyedState:

@@ -233,6 +233,6 @@ def test_a_table_of_near_keys_goes_before_a_job_fails(state):
         for _ in range(2):
             window = np.array([10, 0, 0, 1 << 60], np.int64)
             assert table.add((FixedColumn(keys),), np.zeros(len(keys), np.int64), window, []) == (0, 0)
-        used[memory] = table.memory_bytes
+        used[memory] = table.hot_bytes
         assert sum(len(piece.hashes) for piece in table.fire([0])) == len(keys)
     assert used[9 << 20] < 9 << 20 < used[64 << 20]

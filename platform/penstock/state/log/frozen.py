@@ -20,7 +20,7 @@ from penstock.state.log.segments import EncodedSegment, SegmentWriter, mapped, n
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from penstock.core.keygroup import HashRange
@@ -293,6 +293,8 @@ class FrozenSource:
         self.ttl: Ttl | None = None
         #: Pages that have to be copied before they are overwritten; None: frozen rows are never overwritten.
         self.memory: FrozenMemory | None = None
+        #: The segments of the log that are not durable.
+        self.pending = PendingSegments(self)
 
     @property
     def hash_range(self) -> HashRange:
@@ -308,29 +310,26 @@ class FrozenSource:
 class PendingSegments:
     """The segments of one state's log that are not durable."""
 
-    def __init__(self, source: FrozenSource, room: EncodeResources | None = None) -> None:
-        """Start without segments; with `room` they are encoded in bounded memory."""
+    def __init__(self, source: FrozenSource) -> None:
+        """Start without segments."""
         self._source = source
-        self._room = room
+        #: With it, segments are encoded in bounded memory.
+        self.room: EncodeResources | None = None
         self._segments: list[FrozenSegment] = []
         #: Rows of keys that left memory since the last freeze: older than those in memory, and not in the log yet.
         self._gathered: list[pa.Table] = []
 
-    def add(
-        self, rows: FrozenContent | None, *, position: int | None = None, spilled: bool = False
-    ) -> FrozenSegment | None:
-        """Append rows, if any, to the log as a segment, at a reserved position or the next one.
+    def add(self, rows: FrozenContent, *, position: int | None = None, spilled: bool = False) -> FrozenSegment:
+        """Append rows to the log as a segment, at a reserved position or the next one.
 
         With `spilled` they are encoded to the local disk now. Gathered rows come before them, in a segment.
         """
         self.flush()
-        if rows is None:
-            return None
         source, log = self._source, self._source.log
         position = log.next_position() if position is None else position
         log.append(position)
         wide, limits = not source.remote, source.limits
-        segment = FrozenSegment(source.spec, position, rows, self._room, wide=wide, limits=limits)
+        segment = FrozenSegment(source.spec, position, rows, self.room, wide=wide, limits=limits)
         self._segments.append(segment)
         if spilled:
             self.spill(segment)
@@ -342,12 +341,12 @@ class PendingSegments:
         folder.mkdir(parents=True, exist_ok=True)
         segment.spill(folder / f"{self._source.state}-{segment.position}.parquet")
 
-    def gather(self, rows: FrozenContent | None, most_bytes: int) -> None:
+    def gather(self, changes: Iterable[FrozenContent], most_bytes: int) -> None:
         """Hold changes of keys that leave memory; a later call of `add` or `flush` makes one segment of all.
 
         Above `most_bytes` they are encoded to the local disk now.
         """
-        if rows is not None:
+        for rows in changes:
             self._hold([*self._gathered, *rows.whole()])
             if self.gathered_bytes > most_bytes:
                 self.flush(spilled=True)
@@ -374,9 +373,11 @@ class PendingSegments:
         """The bytes of the gathered rows."""
         return sum(part.nbytes for part in self._gathered)
 
-    def frozen(self) -> FrozenTable:
-        """Return the log at this moment, with the segments that are not durable."""
+    def frozen(self, changes: Iterable[FrozenContent] = ()) -> FrozenTable:
+        """Return the log at this moment with these changes, and the segments that are not durable."""
         self.flush()
+        for rows in changes:
+            self.add(rows)
         return FrozenTable(self._source, self._source.log.view(), tuple(self._undurable()))
 
     @property

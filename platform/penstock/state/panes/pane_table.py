@@ -14,7 +14,6 @@ from penstock.state.cells.accumulators import AccumulatorInput, PaneTableSpec
 from penstock.state.cells.hot_panes import Fired, HotPanes, overflow, table_to_rows
 from penstock.state.cells.pane_memory import add_rows
 from penstock.state.keys.key_index import KeyCounts, KeyIndex, canonical
-from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.memory.budget import EvictionPolicy
 from penstock.state.panes.pane_eviction import (
     FrozenCold,
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.value_heap import ValueHeap
-    from penstock.state.log.frozen import FrozenSegment
+    from penstock.state.log.frozen import FrozenSegment, FrozenSource, FrozenTable
     from penstock.state.memory.budget import MemoryBudget
     from penstock.state.spill.cold_file import ColdFileStore
     from penstock.state.spill.cold_panes import ColdPaneStore
@@ -64,16 +63,15 @@ class PaneTable:
         #: Whether memory has a bound that the table always obeys: its cold rows are in a file.
         self._bounded = bounded_memory
         self._policy = self._new_policy()
-        encoding = None
+        self._pending = source.pending
         if bounded_memory or self.spec.value_words:
             source.directory.mkdir(parents=True, exist_ok=True)
-            encoding = encode_resources(self._policy, source)
-        self._pending = PendingSegments(source, encoding)
+            self._pending.room = encode_resources(self._policy, source)
         #: A file of changed rows that were evicted since the last freeze.
         self._evicted: ColdFileStore | None = None
         self._remote = cold if isinstance(cold, RemotePanes) else None
         if self._remote is not None:
-            self._remote.follow(self._pending.within, self._evicted_within)
+            self._remote.follow(self._evicted_within)
         self._check_dead_at = self._limits.dead_keys
 
     @property
@@ -217,15 +215,14 @@ class PaneTable:
         self._check_memory()
 
     @property
-    def memory_bytes(self) -> int:
-        """The bytes of index, pages and rows waiting for an upload."""
-        return self._hot_bytes() + self._pending.memory_bytes
+    def hot_bytes(self) -> int:
+        """The bytes of index and pages."""
+        return self._hot_bytes()
 
     def close(self) -> None:
-        """Report the memory as free, and drop waiting segments."""
+        """Report the memory as free."""
         self._budget.report(self._holder, 0)
         self._budget.work(f"{self._holder}/frozen", 0)
-        self._pending.clear()
         self._evicted = None
 
     def _new_policy(self) -> EvictionPolicy:

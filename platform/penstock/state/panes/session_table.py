@@ -184,7 +184,7 @@ class SessionTable(PaneTable):
             self._cold_sessions = ColdSessions(self.cold, self.spec, timed=self.remote is None)
         if self.remote is not None and self._cold_sessions is not None:
             log, cold, keys = self.remote.log_of(source), self._cold_sessions, self.spec.key_schema
-            self.remote.enter(RemoteRows(log, self._pending, cold.columns), keys)
+            self.remote.enter(RemoteRows(log, cold.columns), keys)
         #: With timers, the earliest known one of each slot; without one, the end of time.
         self._due_at: I64 = np.empty(0, np.int64)
         #: With lateness, the time up to which the loaded sessions of each slot have fired; the end of time if all up to
@@ -457,9 +457,9 @@ class SessionTable(PaneTable):
                 self._check_memory()
 
     @property
-    def memory_bytes(self) -> int:
-        """The bytes of index, pages and rows waiting for an upload, without the timers."""
-        return super().memory_bytes - (0 if self._timers is None else self._timers.hot_bytes)
+    def hot_bytes(self) -> int:
+        """The bytes of index and pages, without the timers."""
+        return self._hot_bytes() - (0 if self._timers is None else self._timers.hot_bytes)
 
     def _hot_bytes(self) -> int:
         timers = 0 if self._timers is None else self._timers.hot_bytes
@@ -494,7 +494,7 @@ class SessionTable(PaneTable):
         cold.put(view, rows, due, self._fired_until(rows.slots))
         if self._timers is not None:
             self._register(self._timers, rows.slots, due)
-            self._timers.save_changes(self._policy.gathered_bytes)
+            self._timers.source.pending.gather(self._timers.unsaved(), self._policy.gathered_bytes)
             leaving = np.flatnonzero(~keep).astype(np.int32)
             self._timers.evict_keys(view, leaving[np.argsort(view.hashes[leaving])])
         self._rebuild(keep)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
-    from penstock.state.log.frozen import FrozenSource, PendingSegments
+    from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.remote.remote_log import Reader
     from penstock.state.spill.cold_records import PackedKeys, SpillStore
@@ -35,17 +35,10 @@ class RemoteRows:
     """One state whose rows are fetched, and the columns of its rows in a record."""
 
     log: RemoteLog
-    #: Its segments until they are durable.
-    pending: PendingSegments
     #: Selects the columns of a record's rows from those of a segment.
     columns: Callable[[pa.RecordBatch], list[pa.Array]]
     #: Whether the rows of a key are sorted by the first of these columns.
     by_first: bool = False
-
-    def tables(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
-        """Yield the current rows of the log in some hash ranges, oldest first."""
-        self.pending.flush(spilled=True)
-        yield from self.log.current(ranges, self.pending.within)
 
 
 class RemoteKeys:
@@ -63,7 +56,7 @@ class RemoteKeys:
             self, self._local.regions, limit_bytes, limits, limits.prefetched_rows
         )
 
-    def follow(self, source: FrozenSource, spec: RowSpec, pending: PendingSegments) -> None:
+    def follow(self, source: FrozenSource, spec: RowSpec) -> None:
         """Add a state, in the order in which the store has them; all are added before the first key is used.
 
         With a time-to-live, time starts at the newest access in the footers.
@@ -78,7 +71,7 @@ class RemoteKeys:
             return found
 
         log = self.log_of(source)
-        self.enter(RemoteRows(log, pending, columns, by_first), spec.key_schema)
+        self.enter(RemoteRows(log, columns, by_first), spec.key_schema)
         if source.ttl is not None:
             source.ttl.clock.restored(log.newest_access())
 
@@ -110,7 +103,7 @@ class RemoteKeys:
         owned = HashRange(self._local.regions[0].low, self._local.regions[-1].high)
         for state in self._states:
             for part in even_parts(owned, 1 + state.log.rows // self.spill_store.limits.fetched_rows):
-                rows = state.log.merged(state.tables([part]))
+                rows = state.log.merged(state.log.current([part]))
                 if rows.num_rows:
                     _, keys, hashes = keyed_batch(rows, self._key_schema)
                     yield keys, hashes
@@ -127,7 +120,7 @@ class RemoteKeys:
 
     def current(self, ranges: Sequence[HashRange]) -> list[Iterable[pa.Table]]:
         """Return the current rows of each state in some hash ranges."""
-        return [state.tables(ranges) for state in self._states]
+        return [state.log.current(ranges) for state in self._states]
 
     def merged(self, tables: Sequence[Iterable[pa.Table]]) -> PackedKeys:
         """Return rows of each state, oldest first, as records of their keys."""

@@ -7,7 +7,7 @@ in the owner's thread; `base` in any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -109,16 +109,22 @@ class RemoteLog:
     def current(
         self,
         ranges: Sequence[HashRange],
-        frozen: Callable[[int, Sequence[HashRange]], Iterable[pa.Table]],
         groups: Sequence[Sequence[RowGroup]] | None = None,
+        waiting: Collection[int] | None = None,
     ) -> Iterator[pa.Table]:
-        """Yield the rows of the log in some hash ranges, oldest first; `frozen` has those of undurable segments.
+        """Yield the rows of the log in some hash ranges, oldest first, also of segments that are not durable.
 
-        With `groups` only these row groups of each of the `files` are read.
+        With `groups` only these row groups of each of the `files` are read, with `waiting` only these positions of
+        other segments.
         """
+        pending = self._source.pending
+        pending.flush(spilled=True)
         saved = iter(self.tables(ranges) if groups is None else self.groups(self.files(), groups, ranges))
         for entry in self._source.log.entries:
-            yield from next(saved) if entry.segment is not None else frozen(entry.position, ranges)
+            if entry.segment is not None:
+                yield from next(saved)
+            elif waiting is None or entry.position in waiting:
+                yield from pending.within(entry.position, ranges)
 
     def merged(self, tables: Iterable[pa.Table]) -> pa.Table:
         """Return the newest ones of these rows, oldest first, sorted by hash; any thread."""

@@ -51,7 +51,6 @@ class RemotePanes:
     Its rows are fetched as one `range_fetcher.RemoteTable`.
     """
 
-    _frozen: Callable[[int, Sequence[HashRange]], Iterable[pa.Table]]
     _evicted: Callable[[Sequence[HashRange]], Iterable[pa.Table]]
 
     def __init__(
@@ -74,18 +73,12 @@ class RemotePanes:
         #: Whether many ranges were fetched since the last call of `next_rows`.
         self._busy = restored
 
-    def follow(
-        self,
-        frozen: Callable[[int, Sequence[HashRange]], Iterable[pa.Table]],
-        evicted: Callable[[Sequence[HashRange]], Iterable[pa.Table]],
-    ) -> None:
-        """Set the sources of changed rows that are not in the object store; call it once, before the first request.
-
-        `frozen` returns those frozen at a position, `evicted` those evicted since the last freeze, in hash ranges.
+    def follow(self, evicted: Callable[[Sequence[HashRange]], Iterable[pa.Table]]) -> None:
+        """Set the source of changed rows evicted since the last freeze; call it once, before the first request.
 
         With a time-to-live, time starts at the newest access in the footers.
         """
-        self._frozen, self._evicted = frozen, evicted
+        self._evicted = evicted
         if self._source.ttl is not None:
             self._source.ttl.clock.restored(self._log.newest_access())
 
@@ -170,7 +163,7 @@ class RemotePanes:
 
     def current(self, ranges: Sequence[HashRange]) -> list[Iterable[pa.Table]]:
         """Return the current rows in some hash ranges, except those in the table's memory, which are newer."""
-        return [chain(self._log.current(ranges, self._frozen), self._evicted(ranges))]
+        return [chain(self._log.current(ranges), self._evicted(ranges))]
 
     def merged(self, tables: Sequence[Iterable[pa.Table]]) -> HotPanes:
         """Return the newest of these rows as cells."""

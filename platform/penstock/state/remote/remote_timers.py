@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from penstock.kernels.compiler.compile import I32, I64
-    from penstock.state.log.frozen import FrozenSource, PendingSegments
+    from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.segment_file import RowGroup, SegmentFile
     from penstock.state.remote.remote_log import Reader
@@ -65,14 +65,12 @@ def next_span(spans: Sequence[TimerSpan], begin: int, rows: int) -> int:
 class RemoteTimers:
     """The timers of one kind of time that are not local yet."""
 
-    def __init__(
-        self, source: FrozenSource, spec: RowSpec, pending: PendingSegments, cold: ColdTimers, reader: Reader
-    ) -> None:
+    def __init__(self, source: FrozenSource, spec: RowSpec, cold: ColdTimers, reader: Reader) -> None:
         """Prepare; the footers of the restored segments are read on demand."""
         source.remote = True
         self._source = source
         self._spec = spec
-        self._pending = pending
+        self._pending = source.pending
         self._cold = cold
         self._log = RemoteLog(source, reader)
         #: All timers before this time are local; None: all timers are.
@@ -143,8 +141,7 @@ class RemoteTimers:
     def look_up(self, key_hash: int) -> tuple[KeyIndex, I32, I64]:
         """Return the remote timers of the keys with a hash: an index of keys, and the slot and time of each."""
         ranges = [HashRange(key_hash, key_hash)]
-        self._pending.flush(spilled=True)
-        tables = self._log.current(ranges, self._pending.within)
+        tables = self._log.current(ranges)
         return self._rows_of(tables, MIN_TIMESTAMP if self._reached is None else self._reached, MAX_TIMESTAMP)
 
     # --- the log ----------------------------------------------------------------------------------------------------
@@ -167,9 +164,7 @@ class RemoteTimers:
         """Return the timers between two times that the log has and that have not fired."""
         groups = [[s.group for s in chosen if s.file is file and s.group is not None] for file in self._log.files()]
         waiting = {span.position for span in chosen if span.file is None}
-        tables = self._log.current(
-            [self._source.hash_range], lambda at, own: self._pending.within(at, own) if at in waiting else (), groups
-        )
+        tables = self._log.current([self._source.hash_range], groups, waiting)
         return self._rows_of(tables, begin, until)
 
     def _rows_of(self, tables: Iterable[pa.Table], begin: int, until: int) -> tuple[KeyIndex, I32, I64]:

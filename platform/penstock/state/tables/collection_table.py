@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.state.keys.key_index import KeyCounts, KeyIndex
-from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.log.segment_columns import keyed_batch
 from penstock.state.log.ttl import EntryStamps
 from penstock.state.spill.cold_records import KeyRows
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
+    from penstock.state.log.frozen import FrozenSource, FrozenTable
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.ttl import Ttl
     from penstock.state.tables.changes import FrozenChanges
@@ -102,9 +102,8 @@ class CollectionTable:
         self._containers = self._entries = self._text = 0
         #: Strings are measured again at this size: double the last result, plus a constant.
         self._measure_at = self._limits.measured_bytes
-        self._pending = PendingSegments(source)
         if state.remote is not None:
-            state.remote.follow(source, spec, self._pending)
+            state.remote.follow(source, spec)
 
     # --- entries ----------------------------------------------------------------------------------------------------
 
@@ -216,9 +215,12 @@ class CollectionTable:
     def freeze(self) -> FrozenTable:
         """Freeze the table, after a sweep of a part of it for expired elements and entries."""
         self.sweep(self._limits.freeze_sweep_keys)
-        self._pending.add(self._freeze_expired())
-        self._pending.add(self._log.freeze(self._state.index.view()))
-        return self._pending.frozen()
+        return self.source.pending.frozen(self.unsaved())
+
+    def unsaved(self) -> tuple[FrozenChanges, ...]:
+        """Return the unsaved changes, which count as saved then."""
+        changes = (self._freeze_expired(), self._log.freeze(self._state.index.view()))
+        return tuple(some for some in changes if some is not None)
 
     def load(self, table: pa.Table, *, unsaved: bool = False) -> None:
         """Add all restored rows of some keys; with `unsaved` no segment has them with the current columns."""
@@ -243,11 +245,6 @@ class CollectionTable:
             self._measure()
 
     @property
-    def memory_bytes(self) -> int:
-        """The bytes of objects and changes in memory, and of those waiting for an upload."""
-        return self.hot_bytes + self._pending.memory_bytes
-
-    @property
     def hot_bytes(self) -> int:
         """The bytes of the objects in CPython, and of the changes in memory."""
         place = _LIST_PLACE if self.lists else _DICT_PLACE
@@ -258,16 +255,10 @@ class CollectionTable:
         return objects + self._text + self._log.nbytes + expired + 20 * len(self._held)
 
     def close(self) -> None:
-        """Drop all objects and waiting segments."""
-        self._pending.clear()
+        """Drop all objects."""
         self._held = []
 
     # --- eviction ---------------------------------------------------------------------------------------------------
-
-    def save_changes(self, most_bytes: int) -> None:
-        """Convert the unsaved changes to rows of a segment; up to `most_bytes` stay in memory."""
-        self._pending.gather(self._freeze_expired(), most_bytes)
-        self._pending.gather(self._log.freeze(self._state.index.view()), most_bytes)
 
     def rows_at(self, slots: I32, most: int | None = None) -> KeyRows:
         """Return the elements or entries of slots; with `most` only the first ones, that many of them live."""

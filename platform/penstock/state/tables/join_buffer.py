@@ -16,7 +16,6 @@ import pyarrow as pa
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.keygroup import ALL_HASHES
 from penstock.state.keys.key_index import KeyCounts
-from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.log.segment_columns import NAMESPACE, ROW, keyed_batch, rows_of
 from penstock.state.spill import join_runs
 from penstock.state.spill.join_runs import Run, RunKeys, in_order
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import Keys, KeyView
+    from penstock.state.log.frozen import FrozenSource, FrozenTable
     from penstock.state.log.row_spec import JoinRowSpec
     from penstock.state.remote.remote_runs import RemoteRuns
     from penstock.state.spill.join_runs import RunFiles, SpilledRows
@@ -164,7 +164,6 @@ class JoinBuffer:
         #: Rows up to this time are removed, some of them only from the results.
         self._cleaned = MIN_TIMESTAMP
         self._tombstone_at = MIN_TIMESTAMP
-        self._pending = PendingSegments(source)
         self._merging: _Merging | None = None
         #: The number of the last group of files, and whether groups may have to be merged.
         self._groups, self._unmerged = 0, False
@@ -324,10 +323,11 @@ class JoinBuffer:
         batches = tuple(piece for piece in self._added if piece.last > self._cleaned)
         self._added, self._added_bytes = [], 0
         if batches:
-            self._pending.add(FrozenJoinRows(self.spec, self._state.index.view(), batches, self._cleaned))
+            added = FrozenJoinRows(self.spec, self._state.index.view(), batches, self._cleaned)
+            segment = self.source.pending.add(added)
             if self._remote is not None:
-                self._frozen = [*self._undurable, (log.entries[-1].position, batches[0].first)]
-        return self._pending.frozen()
+                self._frozen = [*self._undurable, (segment.position, batches[0].first)]
+        return self.source.pending.frozen()
 
     def load(self, table: pa.Table) -> None:
         """Add restored rows."""
@@ -339,18 +339,12 @@ class JoinBuffer:
         self._state.settle_load()
 
     @property
-    def memory_bytes(self) -> int:
-        """The bytes of the rows in memory and of those waiting for an upload."""
-        return self.hot_bytes + self._pending.memory_bytes
-
-    @property
     def hot_bytes(self) -> int:
         """The bytes of the rows in memory, without those in files."""
         return self._added_bytes + sum(run.size for run in self._runs)
 
     def close(self) -> None:
-        """Drop waiting segments and all rows, so that no file is kept open."""
-        self._pending.clear()
+        """Drop all rows, so that no file is kept open."""
         self._merging = None
         self._runs, self._added, self._read_files = [], [], []
         self._added_bytes = 0

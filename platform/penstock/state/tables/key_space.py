@@ -12,9 +12,12 @@ from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.segment_columns import LAST_ACCESS, rows_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
+    from penstock.state.log.frozen import FrozenContent, FrozenSource
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.remote.remote_keys import RemoteKeys
     from penstock.state.spill.cold_records import KeyRows, SpillStore
@@ -35,14 +38,11 @@ class ColdTable(SlotTable, Protocol):
     """A table whose keys can be evicted: every table except the rows of a join."""
 
     @property
-    def memory_bytes(self) -> int:
-        """The bytes of the rows in memory and of those waiting for an upload."""
+    def source(self) -> FrozenSource:
+        """The state's names, its log and its segments that are not durable."""
 
-    def save_changes(self, most_bytes: int) -> None:
-        """Convert the changes since the last freeze to rows of a segment, so that only the table's rows have slots.
-
-        Up to `most_bytes` of them stay in memory until the next freeze.
-        """
+    def unsaved(self) -> Sequence[FrozenContent]:
+        """Return the changes since the last freeze, which count as saved then: only the table's rows have slots."""
 
 
 class RowTable(ColdTable, Protocol):

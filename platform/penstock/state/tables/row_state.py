@@ -310,14 +310,14 @@ class RowState:
             for rows in self._join_buffers:
                 rows.spill()
             for table in self._cold_tables:
-                table.save_changes(self._policy.gathered_bytes)
+                table.source.pending.gather(table.unsaved(), self._policy.gathered_bytes)
             held, keys = self.key_bytes, -1
             while self.index.count not in (0, keys) and self._policy.full(held, self.index.count):
                 before, keys = held, self.index.count
                 self._evict(self.cold, held)
                 held = self.key_bytes
                 self._policy.record_evicted(keys - self.index.count, before - held)
-            waiting = sum(table.memory_bytes - table.hot_bytes for table in self._cold_tables)
+            waiting = sum(table.source.pending.memory_bytes for table in self._cold_tables)
             self._budget.work(f"{self._holder}/waiting", waiting)
         self._budget.report(self._holder, self.hot_bytes)
         if self._run_files is not None and self._join_buffers:

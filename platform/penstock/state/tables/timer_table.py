@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.state.keys.key_index import KeyCounts
-from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.log.segment_columns import DELETED, NAMESPACE, keyed_batch, segment_table
 from penstock.state.remote.remote_timers import RemoteTimers
 from penstock.state.spill.cold_records import ColdTimers
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
+    from penstock.state.log.frozen import FrozenSource, FrozenTable
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.tables.changes import FrozenChanges
     from penstock.state.tables.key_space import KeySpace
@@ -80,11 +80,10 @@ class TimerTable:
         self._state = state
         self._buckets: dict[int, _Bucket] = {}
         self._log = ChangeLog(spec, source.log)
-        self._pending = PendingSegments(source)
         self._cold = None if state.cold is None else ColdTimers(state.cold)
         self._remote: RemoteTimers | None = None
         if self._cold is not None and state.remote is not None:
-            self._remote = RemoteTimers(source, spec, self._pending, self._cold, state.remote.reader)
+            self._remote = RemoteTimers(source, spec, self._cold, state.remote.reader)
 
     # --- timers -----------------------------------------------------------------------------------------------------
 
@@ -221,14 +220,14 @@ class TimerTable:
 
     def freeze(self) -> FrozenTable:
         """Freeze the timers; those that fired since the last freeze become one tombstone."""
-        self._pending.add(self._unsaved())
-        return self._pending.frozen()
+        return self.source.pending.frozen(self.unsaved())
 
-    def _unsaved(self) -> FrozenChanges | None:
-        """Return the unsaved changes, which count as saved then, and hide those that fired; None: nothing changed."""
+    def unsaved(self) -> tuple[FrozenChanges, ...]:
+        """Return the unsaved changes, which count as saved then, and hide the saved timers that fired."""
         if self._log.fired > MIN_TIMESTAMP:
-            self._pending.hide(self._log.fired)
-        return self._log.freeze(self._state.index.view())
+            self.source.pending.hide(self._log.fired)
+        changes = self._log.freeze(self._state.index.view())
+        return () if changes is None else (changes,)
 
     def load(self, table: pa.Table) -> None:
         """Add restored timers, newest last."""
@@ -239,24 +238,14 @@ class TimerTable:
         self._state.settle_load()
 
     @property
-    def memory_bytes(self) -> int:
-        """The bytes of the timers in memory and of those waiting for an upload."""
-        return self.hot_bytes + self._pending.memory_bytes
-
-    @property
     def hot_bytes(self) -> int:
         """The bytes of the timers in memory."""
         return 8 * sum(bucket.words for bucket in self._buckets.values()) + self._log.nbytes
 
     def close(self) -> None:
-        """Drop waiting segments."""
-        self._pending.clear()
+        """Do nothing: all files belong to the store."""
 
     # --- eviction ---------------------------------------------------------------------------------------------------
-
-    def save_changes(self, most_bytes: int) -> None:
-        """Convert the unsaved changes to rows of a segment; up to `most_bytes` stay in memory."""
-        self._pending.gather(self._unsaved(), most_bytes)
 
     def evict_keys(self, keys: KeyView, slots: I32) -> None:
         """Move the timers of slots to the cold store; all changes are frozen already."""

@@ -18,7 +18,6 @@ import pyarrow.types as pt
 from penstock.kernels.keys.key_columns import value_column
 from penstock.state.keys.column_store import FixedStore, new_store
 from penstock.state.keys.key_index import KeyCounts
-from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.log.segment_columns import DELETED, keyed_batch, segment_table
 from penstock.state.spill.cold_records import KeyRows
 from penstock.state.tables.key_space import look_up_rows
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.column_store import ColumnStore
     from penstock.state.keys.key_index import KeyView
+    from penstock.state.log.frozen import FrozenSource, FrozenTable
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.ttl import Ttl
     from penstock.state.tables.key_space import RowSpace
@@ -121,10 +121,9 @@ class ValueTable:
         #: Rows from this one on are not in a segment yet.
         self._dirty_from = 0
         self._where: I32 = np.full(rows, -1, np.int32)
-        self._pending = PendingSegments(source)
         self._swept = 0
         if state.remote is not None:
-            state.remote.follow(source, spec, self._pending)
+            state.remote.follow(source, spec)
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -209,8 +208,7 @@ class ValueTable:
     def freeze(self) -> FrozenTable:
         """Freeze the table, after a sweep of a part of it for expired values."""
         self.sweep(self._limits.freeze_sweep_keys)
-        self._pending.add(self._unsaved())
-        return self._pending.frozen()
+        return self.source.pending.frozen(self.unsaved())
 
     def load(self, table: pa.Table, *, unsaved: bool = False) -> None:
         """Add restored rows, newest last; with `unsaved` no segment has them with the current columns."""
@@ -233,21 +231,15 @@ class ValueTable:
         self._state.settle_load()
 
     @property
-    def memory_bytes(self) -> int:
-        """The bytes of the rows in memory and of those waiting for an upload."""
-        return self.hot_bytes + self._pending.memory_bytes
-
-    @property
     def hot_bytes(self) -> int:
         """The bytes of the rows in memory."""
         return int(self._where.nbytes) + 6 * self._end + sum(column.bytes_of(self._end) for column in self._columns)
 
     def close(self) -> None:
-        """Drop waiting segments."""
-        self._pending.clear()
+        """Do nothing: all files belong to the store."""
 
-    def _unsaved(self) -> FrozenLog | None:
-        """Return the unsaved changes, which count as saved then; None if there are none."""
+    def unsaved(self) -> tuple[FrozenLog, ...]:
+        """Return the unsaved changes, which count as saved then."""
         part = slice(self._dirty_from, self._end)
         columns = tuple(column.frozen() for column in self._columns)
         rows = FrozenLog(
@@ -261,17 +253,13 @@ class ValueTable:
             columns=columns,
         )
         self._dirty_from = self._end
-        return None if rows.clean.all() else rows
+        return () if rows.clean.all() else (rows,)
 
     def holds(self, rows: I32) -> bool:
         """Return whether frozen rows are still in the table's own memory."""
         return rows.base is self._slots
 
     # --- eviction ---------------------------------------------------------------------------------------------------
-
-    def save_changes(self, most_bytes: int) -> None:
-        """Convert the unsaved changes to rows of a segment; up to `most_bytes` stay in memory."""
-        self._pending.gather(self._unsaved(), most_bytes)
 
     def rows_at(self, slots: I32, most: int | None = None) -> KeyRows:  # noqa: ARG002 - a slot has at most one
         """Return the values of slots."""

@@ -19,6 +19,7 @@ from penstock.rpc.messages import SubtaskAnswer
 from penstock.state.keys.key_index import HASH, ROWS
 from penstock.state.keys.key_text import json_value, parse_key
 from penstock.state.log.segment_columns import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, SEQ
+from penstock.state.store import bytes_of
 from penstock.task.chain.background import MailboxFullError
 from penstock.task.chain.failure import describe
 
@@ -237,7 +238,7 @@ def _listing(deployment: TaskDeployment, stores: Iterable[KeyedState]) -> list[d
                     "subtask": deployment.execution.subtask,
                     "key-groups": [groups.start, groups.stop - 1],
                     "rows": counts.total,
-                    "bytes": table.memory_bytes,
+                    "bytes": bytes_of(table),
                     "largest-groups": [{"key-group": group, "rows": rows} for group, rows in largest],
                     "rows-by-group": {"groups": step, "rows": figures},
                 }
