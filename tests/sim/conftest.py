@@ -8,7 +8,6 @@ import pytest
 from tests.support.sizes import given
 
 from penstock.state.remote.range_fetcher import RangeFetcher
-from penstock.state.remote.remote_keys import RemoteKeys
 from penstock.state.remote.remote_timers import RemoteTimers
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -22,17 +21,17 @@ def counted(monkeypatch):
     monkeypatch.setattr(RangeFetcher, "next_fetch", lambda self: None)
     given(monkeypatch, hot_keys=2)
     counts = Counter()
-    ensure, fetch_next = RemoteKeys.ensure, RemoteTimers.fetch_next
+    ensure, fetch_next = RangeFetcher.ensure, RemoteTimers.fetch_next
 
     def pieces(self, *arguments):
-        before = self.fetcher.fetched_ranges
+        before = self.fetched_ranges
         ensure(self, *arguments)
-        counts["pieces"] += self.fetcher.fetched_ranges - before
+        counts["pieces"] += self.fetched_ranges - before
 
     def timers(self):
         counts["timers"] += 1
         fetch_next(self)
 
-    monkeypatch.setattr(RemoteKeys, "ensure", pieces)
+    monkeypatch.setattr(RangeFetcher, "ensure", pieces)
     monkeypatch.setattr(RemoteTimers, "fetch_next", timers)
     return counts

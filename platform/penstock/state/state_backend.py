@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.kernels.keys.key_types import is_fixed
-from penstock.state.cells.accumulators import PaneTableSpec
 from penstock.state.keys.key_index import plain_key_schema
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.remote.remote_keys import RemoteKeys
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.config.settings import JobSettings
     from penstock.core.keygroup import HashRange
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot
+    from penstock.state.cells.accumulators import PaneTableSpec
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.memory.budget import MemoryBudget
     from penstock.state.remote.range_fetcher import RangeFetcher
@@ -79,8 +79,6 @@ class StateBackend:
             StorageError: the object store cannot be read (remote backend).
         """
         backend = self._request.settings.state_backend
-        if isinstance(source.spec, PaneTableSpec):  # with the field ids of the restored snapshot
-            spec = source.spec
         if backend == "hashmap":
             return None
         rows: ColdPaneStore

@@ -85,6 +85,7 @@ class StateTable(Protocol):
 
 
 TableT = TypeVar("TableT", bound=StateTable)
+SpecT = TypeVar("SpecT", bound=StateSpec)
 
 
 class KeyedState:
@@ -106,16 +107,14 @@ class KeyedState:
             StateMismatchError: the snapshot's columns differ from the spec's.
             PenstockError: it does not fit the managed memory (hashmap backend).
         """
-        return self._declare(
-            name, spec, lambda source: PaneTable(source, spec, self._request.budget, self._cold.rows(source, spec))
-        )
+        budget, cold = self._request.budget, self._cold
+        return self._declare(name, spec, lambda source, own: PaneTable(source, own, budget, cold.rows(source, own)))
 
     def running_table(self, name: str, spec: PaneTableSpec, ttl: Ttl | None = None) -> RunningTable:
         """Declare a table without windows and restore it; `ttl` is given if the spec says that rows expire."""
+        budget, cold = self._request.budget, self._cold
         return self._declare(
-            name,
-            spec,
-            lambda source: RunningTable(source, spec, self._request.budget, self._cold.rows(source, spec), ttl),
+            name, spec, lambda source, own: RunningTable(source, own, budget, cold.rows(source, own), ttl)
         )
 
     def session_table(self, name: str, spec: PaneTableSpec, rule: SessionRule) -> SessionTable:
@@ -123,9 +122,9 @@ class KeyedState:
 
         With the remote backend keys are fetched when they are used or due. Raises as `pane_table`.
         """
-        stores, due = self._cold.keys(), RowSpec(spec.key_schema)
-        table = self._declare(name, spec, lambda source: SessionTable(source, spec, self._request.budget, rule, stores))
-        timers = self._declare(TIMERS + "due", due, lambda source: TimerTable(source, due, table), restored=False)
+        budget, stores, due = self._request.budget, self._cold.keys(), RowSpec(spec.key_schema)
+        table = self._declare(name, spec, lambda source, own: SessionTable(source, own, budget, rule, stores))
+        timers = self._declare(TIMERS + "due", due, lambda source, own: TimerTable(source, own, table), restored=False)
         if table.source.remote:
             table.time_keys(timers)
         else:
@@ -237,9 +236,9 @@ class KeyedState:
         self._tables = {}
 
     def _declare(
-        self, name: str, spec: StateSpec, make: Callable[[FrozenSource], TableT], *, restored: bool = True
+        self, name: str, spec: SpecT, make: Callable[[FrozenSource, SpecT], TableT], *, restored: bool = True
     ) -> TableT:
-        """Create a table and, if it is to be `restored`, load its saved rows."""
+        """Create a table and, if it is to be `restored`, load its saved rows; `make` gets the fitted spec."""
         request = self._request
         if name in self._tables:
             raise GraphError(f"state {name!r} of {request.uid} is declared twice", hint="declare it once, in open")
@@ -250,7 +249,7 @@ class KeyedState:
         saved = SegmentLog(request.hash_range, limits=request.limits)
         saved.restore([g for s in mine for g in s.segments], [t for s in mine for t in s.tombstones])
         log = saved if migration is None else SegmentLog(request.hash_range, limits=request.limits)
-        table = make(FrozenSource((request.uid, name, request.writer), spec, log, request.directory))
+        table = make(FrozenSource((request.uid, name, request.writer), spec, log, request.directory), spec)
         self._tables[name] = table
         if migration is not None and table.source.remote:
             msg = f"state {name!r} of {request.uid} has a migration function, which has to read all values"
@@ -322,7 +321,7 @@ def migration_of(snapshots: list[KeyedStateSnapshot], spec: StateSpec) -> tuple[
     return (migration, saved) if is_migrated(saved, spec.segment_schema, migration.was) else None
 
 
-def fitted(snapshot: KeyedStateSnapshot, spec: StateSpec) -> StateSpec:
+def fitted(snapshot: KeyedStateSnapshot, spec: SpecT) -> SpecT:
     """Return the spec with the field ids of the snapshot's columns.
 
     Raises:

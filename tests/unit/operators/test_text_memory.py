@@ -202,8 +202,6 @@ def test_aggregates_that_have_one_value_take_the_memory_of_one(tmp_path, kind, b
 
 
 def let_no_key_leave(monkeypatch):
-    for name in ("_evict", "_evict_keys"):
-        monkeypatch.setattr(f"penstock.state.panes.session_table.SessionTable.{name}", refuse, raising=False)
     monkeypatch.setattr("penstock.state.panes.pane_table.PaneTable._evict", refuse)
 
 

@@ -10,7 +10,7 @@ from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys
-from penstock.state.spill.cold_panes import ColdPanes, SortedColdStore
+from penstock.state.spill.cold_panes import SortedColdStore
 from penstock.state.spill.rocksdb import RocksStore
 
 
@@ -75,15 +75,13 @@ def test_keys_of_every_kind_are_encoded_and_decoded():
 
 def test_closed_panes_are_removed(store):
     spec = PaneTableSpec(pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),))
-    cold = ColdPanes(SortedColdStore(spec, store, ALL_HASHES))
+    cold = SortedColdStore(spec, store, ALL_HASHES)
     batch = pa.record_batch({"k": pa.array([1, 2, 3])})
     index = KeyIndex(batch.schema)
     slots = index.upsert(key_columns(batch, ("k",)), hash_columns(batch, ("k",))).copy()
     cells = pa.array([3, 5, 7]).to_numpy().repeat(2).reshape(3, 2)
-    cold.rows.put(index.view(), PaneCells(slots, pa.array([0, 10, 20]).to_numpy(), cells))
+    cold.put(index.view(), PaneCells(slots, pa.array([0, 10, 20]).to_numpy(), cells))
     assert len(everything(store)) == 3
-    cold.rows.drop_below(20)
+    cold.drop_below(20)
     assert len(everything(store)) == 1
     assert cold.panes == [20]
-    assert cold.holds([0, 20])
-    assert not cold.holds([0, 10])

@@ -27,7 +27,7 @@ from penstock.core.evolution import (
 )
 from penstock.kernels.aggregates import accumulate, merge
 from penstock.kernels.compiler.compile import F64, I64, U8
-from penstock.state.log.segment_columns import DELETED, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ, segment_field
+from penstock.state.log.segment_columns import LAST_ACCESS, segment_field, state_schema
 
 Combine: TypeAlias = Literal["sum", "min", "max", "moments", "first", "last", "registers"]
 #: Combines that keep a value by the time of its row.
@@ -228,8 +228,6 @@ class PaneTableSpec:
     @cached_property
     def segment_schema(self) -> pa.Schema:
         """The columns of this state's Parquet files; field ids are in the metadata `id` and in Parquet's own."""
-        fixed = [(KEY_HASH, pa.int64(), 1), (NAMESPACE, pa.int64(), 2)]
-        tail = [(DELETED, pa.bool_(), 3), (SEQ, pa.int64(), 4)]
         columns = self.value_columns[: self.width - self.expires]
         ids = self.ids or range(FIRST_VALUE_ID, FIRST_VALUE_ID + len(columns))
         carried = self.carried or ({},) * len(columns)
@@ -240,13 +238,9 @@ class PaneTableSpec:
             values.append(segment_field(name, kind, number, nullable=dtype == "value", more=said))
         if self.expires:
             values.append(segment_field(LAST_ACCESS, pa.int64(), 6))
-        keys = [segment_field(f.name, f.type, 101 + i, nullable=True) for i, f in enumerate(self.key_schema)]
         last = str(max([self.last_id, *ids])).encode()
         metadata = {**aggregates_metadata(self.parts, self.window), LAST_ID: last} if self.evolves else None
-        return pa.schema(
-            [segment_field(*fixed[0]), *keys, segment_field(*fixed[1]), *values, *(segment_field(*t) for t in tail)],
-            metadata,
-        )
+        return state_schema(self.key_schema, values, metadata)
 
     def _evolution_metadata(self, word: int, dtype: Dtype) -> dict[bytes, bytes]:
         """Return the column's default (an empty accumulator), kept for later schema evolution."""

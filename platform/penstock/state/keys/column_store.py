@@ -65,8 +65,9 @@ class FixedStore:
 
     def moved(self, rows: I32, capacity: int) -> FixedStore:
         """Return a column of these rows, in this order, with room for `capacity`."""
-        words, valid = grown(self.words[rows], capacity), grown(self.valid[rows], capacity)
-        return FixedStore(self.data_type, words, valid, self.nulls)
+        return FixedStore(
+            self.data_type, grown(self.words[rows], capacity), grown(self.valid[rows], capacity), self.nulls
+        )
 
     def differ(self, column: FixedColumn, rows: I32, slots: I32, bad: U8) -> int:
         """Mark the rows of a column that differ from the value at their slot; return their number."""

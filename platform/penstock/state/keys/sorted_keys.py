@@ -1,7 +1,7 @@
 """Byte keys of a cold store: `pane | hash | key columns`, ordered so that panes and hashes are ranges.
 
 Pane and hash are big-endian with the sign bit flipped; fixed-width key columns follow as (valid, 8 bytes), then bytes
-as (length, data). Used by the cold stores of `state.spill` and by `state.tables.entry_cold`.
+as (length, data). Used by the cold stores of `state.spill`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from penstock.core.keygroup import HASH_MAX
 from penstock.kernels.keys.key_columns import BytesColumn, FixedColumn, KeyColumns, fixed_column
 from penstock.kernels.keys.key_types import is_fixed
 
 if TYPE_CHECKING:
+    from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64, U8
     from penstock.state.keys.key_index import KeyView
 
@@ -30,6 +32,11 @@ _LENGTH = struct.Struct(">I")
 def bound(pane: int, key_hash: int = -(1 << 63)) -> bytes:
     """Return the lowest store key of a pane and hash."""
     return struct.pack(">QQ", (pane + (1 << 63)) & ((1 << 64) - 1), (key_hash + (1 << 63)) & ((1 << 64) - 1))
+
+
+def bounds(pane: int, part: HashRange) -> tuple[bytes, bytes]:
+    """Return the lowest store key of a pane and hash range, and the lowest one after them."""
+    return bound(pane, part.low), bound(pane + 1) if part.high == HASH_MAX else bound(pane, part.high + 1)
 
 
 def _big_endian(values: I64) -> U8:

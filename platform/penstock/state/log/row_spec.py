@@ -15,15 +15,13 @@ import pyarrow as pa
 from penstock.core.evolution import EVOLVES, FIRST_VALUE_ID, LAST_ID, MIGRATES, MIGRATES_BY, NULL, WINDOW, field_id
 from penstock.core.schema import schema_to_text
 from penstock.state.log.segment_columns import (
-    DELETED,
     FIRST_ENTRY,
-    KEY_HASH,
     LAST_ACCESS,
     NAMESPACE,
     ROW,
-    SEQ,
     rows_of,
     segment_field,
+    state_schema,
 )
 
 if TYPE_CHECKING:
@@ -122,7 +120,6 @@ class RowSpec:
     @cached_property
     def segment_schema(self) -> pa.Schema:
         """The columns of this state's Parquet files; field ids are in the metadata `id` and in Parquet's own."""
-        keys = [segment_field(f.name, f.type, 101 + i, nullable=True) for i, f in enumerate(self.key_schema)]
         ids = self.ids or range(FIRST_VALUE_ID, FIRST_VALUE_ID + len(self.values))
         carried = self.carried or ({},) * len(self.values)
         values = [
@@ -130,13 +127,11 @@ class RowSpec:
             for name, f, number, more in zip(self.value_names, self.values, ids, carried, strict=True)
         ]
         entries = [segment_field(f.name, f.type, FIRST_ENTRY + i, nullable=True) for i, f in enumerate(self.entries)]
-        head, namespace = segment_field(KEY_HASH, pa.int64(), 1), segment_field(NAMESPACE, pa.int64(), 2)
         access = [segment_field(LAST_ACCESS, pa.int64(), 6, nullable=True)] if self.ttl else []
-        tail = [segment_field(DELETED, pa.bool_(), 3), segment_field(SEQ, pa.int64(), 4)]
-        columns = [head, *keys, namespace, *entries, *values, *access, *tail]
         last = max([self.last_id, *ids], default=0)
         said = {WINDOW: self.window.encode()} if self.window else {}
-        return pa.schema(columns, {EVOLVES: b"1", LAST_ID: str(last).encode()} if self.evolves else said or None)
+        metadata = {EVOLVES: b"1", LAST_ID: str(last).encode()} if self.evolves else said or None
+        return state_schema(self.key_schema, [*entries, *values, *access], metadata)
 
     @property
     def declared_schema(self) -> pa.Schema:

@@ -46,6 +46,14 @@ def segment_field(
     return pa.field(name, data_type, nullable, {**(more or {}), **own})
 
 
+def state_schema(key_schema: pa.Schema, values: Sequence[pa.Field], metadata: dict[bytes, bytes] | None) -> pa.Schema:
+    """Return the columns of a state's Parquet files: the fixed ones, those of the key, and `values`."""
+    keys = [segment_field(f.name, f.type, KEY_IDS[i], nullable=True) for i, f in enumerate(key_schema)]
+    head, namespace = segment_field(KEY_HASH, pa.int64(), 1), segment_field(NAMESPACE, pa.int64(), 2)
+    tail = [segment_field(DELETED, pa.bool_(), 3), segment_field(SEQ, pa.int64(), 4)]
+    return pa.schema([head, *keys, namespace, *values, *tail], metadata)
+
+
 #: System columns of a row that no function wrote.
 _PLAIN = {KEY_HASH: 0, NAMESPACE: 0, DELETED: False}
 

@@ -50,7 +50,7 @@ class LogView:
             raise RuntimeError(
                 f"segments at positions {self.missing} are not durable: the barrier cannot be acknowledged"
             )
-        segments = tuple(s for e in self.entries if (s := e.segment) is not None and not _covered(s, self.tombstones))
+        segments = tuple(s for e in self.entries if (s := e.segment) is not None and not covered(s, self.tombstones))
         return segments, tuple(t for t in self.tombstones if any(hides_some(t, s) for s in segments))
 
 
@@ -159,7 +159,7 @@ class SegmentLog:
 
         Open views keep theirs.
         """
-        self.entries = [e for e in self.entries if e.segment is None or not _covered(e.segment, self.tombstones)]
+        self.entries = [e for e in self.entries if e.segment is None or not covered(e.segment, self.tombstones)]
         if self._compacting:  # the merged segment may still contain rows that a tombstone has to hide
             return
         self.tombstones = tuple(
@@ -196,13 +196,15 @@ def hides_some(stone: Tombstone, segment: Segment) -> bool:
     )
 
 
-def _covered(segment: Segment, stones: Iterable[Tombstone]) -> bool:
+def covered(segment: Segment, stones: Iterable[Tombstone], namespaces: tuple[int, int] | None = None) -> bool:
+    """Return whether a tombstone hides all rows of a segment, or those from the first to the last of `namespaces`."""
     low, high = max(segment.hash_min, segment.clip_low), min(segment.hash_max, segment.clip_high)
+    first, last = namespaces or (segment.namespace_min, segment.namespace_max)
     return low > high or any(
         segment.position < t.position
         and t.hash_low <= low
         and high <= t.hash_high
-        and t.namespace_low <= segment.namespace_min
-        and segment.namespace_max <= t.namespace_high
+        and t.namespace_low <= first
+        and last <= t.namespace_high
         for t in stones
     )

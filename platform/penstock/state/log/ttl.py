@@ -83,20 +83,9 @@ class EntryStamps:
 
     def expired(self, slot: int) -> list[Any]:
         """Return the map keys (for a list: positions) that have expired, oldest first."""
-        stamps = self._held.get(slot)
-        if not stamps:
-            return []
-        deadline = self.ttl.deadline
-        if self._lists:
-            if stamps[0] > deadline:
-                return []
-            return [place for place, _ in takewhile(lambda at: at[1] <= deadline, enumerate(stamps))]
-        found = []
-        for key, time in stamps.items():
-            if time > deadline:
-                break
-            found.append(key)
-        return found
+        stamps, deadline = self._held.get(slot) or (), self.ttl.deadline
+        ages = stamps.items() if isinstance(stamps, dict) else enumerate(stamps)
+        return [name for name, _ in takewhile(lambda age: age[1] <= deadline, ages)]
 
     def forget(self, slot: int, expired: Sequence[Any]) -> None:
         """Remove the times of elements or entries that `expired` has returned."""

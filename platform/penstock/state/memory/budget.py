@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.core.errors import StateTooLargeError
 from penstock.state.memory.limits import PRODUCTION, StateLimits
+from penstock.state.memory.slot_arrays import with_room
 
 if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32
@@ -65,6 +67,11 @@ class MemoryBudget:
         """Whether the used bytes are above the limit."""
         return self.used_bytes > self.limit_bytes
 
+    def error(self, what: str, hint: str) -> StateTooLargeError:
+        """Return the error that `what` does not fit."""
+        msg = f"{what} needs {self.used_bytes:,} bytes, managed_memory_bytes allows {self.limit_bytes:,}"
+        return StateTooLargeError(msg, hint=f"raise managed_memory_bytes or the parallelism{hint}")
+
     def should_shrink(self, holder: str) -> bool:
         """Return whether the limit is exceeded and `holder` has at least its fair share."""
         return self.exceeded and self._held.get(holder, 0) * len(self._held) >= self.limit_bytes
@@ -88,16 +95,9 @@ class LruClock:
         """The bytes of the array."""
         return int(self._calls.nbytes)
 
-    def fit(self, count: int) -> None:
-        """Make room for `count` slots."""
-        if count > len(self._calls):
-            wider = np.zeros(max(count, 2 * len(self._calls)), np.uint32)
-            wider[: len(self._calls)] = self._calls
-            self._calls = wider
-
     def touch(self, slots: I32, count: int) -> None:
         """Mark `slots` as used by this call; the table has `count` slots."""
-        self.fit(count)
+        self._calls = with_room(self._calls, count)
         if self._call >= self._most_calls:
             distinct, numbers = np.unique(self._calls, return_inverse=True)
             self._calls = (numbers + (distinct[0] > 0)).astype(np.uint32)
@@ -107,7 +107,7 @@ class LruClock:
 
     def most_recent_mask(self, count: int, part: int) -> np.ndarray:
         """Return a mask of the most recently used of `count` (> 0) slots: at most `count` / `part` of them."""
-        self.fit(count)
+        self._calls = with_room(self._calls, count)
         calls = self._calls[:count]
         place = min(count - 1, count - count // part)
         return np.asarray(calls > np.partition(calls, place)[place])
@@ -115,8 +115,7 @@ class LruClock:
     def moved(self, kept: I32) -> None:
         """Adopt a compacted numbering: the slots `kept`, in this order; nothing to do if none was ever used."""
         if len(self._calls):
-            self.fit(int(kept.max(initial=-1)) + 1)
-            self._calls = self._calls[kept]
+            self._calls = with_room(self._calls, int(kept.max(initial=-1)) + 1)[kept]
 
 
 #: Keys that enter memory together may take one part in this many of an even share.
@@ -139,6 +138,8 @@ class EvictionPolicy:
     _lru: LruClock = field(default_factory=LruClock)
     #: Average bytes of an evicted key; 0: none was evicted yet.
     _key_bytes: int = 0
+    #: The number of keys at which to look for keys without rows.
+    _check_dead_at: int = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -173,6 +174,17 @@ class EvictionPolicy:
         share = max(1, self.budget.share_of(self.holder))
         part = self.limits.kept_keys_part
         return self._lru.most_recent_mask(count, max(part, part * hot_bytes * self.hot_part // share))
+
+    def should_find_dead(self, count: int) -> bool:
+        """Return whether a table with `count` keys should look for keys without rows."""
+        return count >= max(self._check_dead_at, self.limits.dead_keys)
+
+    def should_drop_dead(self, living: int, count: int) -> bool:
+        """Return whether to drop the keys without rows, at least half of `count`, and set when to look again."""
+        drop = 2 * living <= count
+        least = self.limits.dead_keys
+        self._check_dead_at = 2 * living + least if drop else count + max(least, count // 2)
+        return drop
 
     def record_evicted(self, keys: int, freed_bytes: int) -> None:
         """Record that `keys` keys were evicted, which freed `freed_bytes`."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.memory.budget import EvictionPolicy
     from penstock.state.spill.cold_file import ColdFileStore
-    from penstock.state.spill.cold_panes import ColdPanes
+    from penstock.state.spill.cold_panes import ColdPanes, ColdPaneStore
 
 #: Batches for encoding have one part in this many of the rows: columns take several times the memory of cells.
 _ENCODED_PART = 2
@@ -73,15 +73,17 @@ def evict_to_file(policy: EvictionPolicy, hot: HotPanes, cold: ColdPanes, change
     return stays
 
 
-def fire_with_cold(hot: HotPanes, cold: ColdPanes, panes: list[int], owned: HashRange) -> Iterator[Fired]:
+def fire_with_cold(hot: HotPanes, cold: ColdPaneStore, panes: list[int], owned: HashRange) -> Iterator[Fired]:
     """Yield fired keys as `HotPanes.fire` does, with cold rows, merging one hash range at a time."""
     keys, rows = hot.index.view(), hot.memory.present()
     hashes = keys.hashes[rows.slots]
     of_window = np.isin(rows.panes, np.array(panes, np.int64)) & (rows.cells[:, 0] > 1)
-    for part in cold.parts(panes, owned):
+    cold_panes = sorted(set(panes).intersection(cold.panes))
+    for part in parts_of(sum(map(cold.rows_of, cold_panes)), owned):
         merged = HotPanes(hot.spec)
-        for piece in cold.scan(panes, part, merged.heap):
-            merged.put(*piece)
+        for pane in cold_panes:
+            for piece in cold.scan(pane, part, merged.heap):
+                merged.put(*piece)
         chosen = np.nonzero(of_window & (hashes >= part.low) & (hashes <= part.high))[0]
         for first in range(0, len(chosen), CHUNK):
             at = chosen[first : first + CHUNK]
@@ -89,7 +91,7 @@ def fire_with_cold(hot: HotPanes, cold: ColdPanes, panes: list[int], owned: Hash
         yield from merged.fire(panes)
 
 
-def pane_rows(table: tuple[HotPanes, ColdPanes | None], keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
+def pane_rows(table: tuple[HotPanes, ColdPaneStore | None], keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
     """Return the rows of one key in the first `most` panes of a table; rows in memory override cold ones."""
     hot, cold = table
     found: dict[int, I64] = {}
@@ -102,8 +104,8 @@ def pane_rows(table: tuple[HotPanes, ColdPanes | None], keys: KeyColumns, hashes
     lookup_index.upsert(keys, hashes)
     for pane in [] if cold is None else cold.panes:
         if cold is not None and pane not in found:
-            row = np.zeros((1, hot.spec.width), np.int64)
-            cold.look_up(lookup_index.view(), pane, row, heap)
+            row, key = np.zeros((1, hot.spec.width), np.int64), (np.zeros(1, np.int32), np.array([pane], np.int64))
+            cold.fetch(lookup_index.view(), key, (row, np.zeros(1, np.int64)), heap)
             found[pane] = row[0]
     panes = sorted(pane for pane, words in found.items() if words[0] > 1)[:most]
     if not panes:

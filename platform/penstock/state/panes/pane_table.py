@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
-from penstock.core.errors import StateTooLargeError
 from penstock.kernels.aggregates import merge
 from penstock.state.cells.accumulators import AccumulatorInput, PaneTableSpec
 from penstock.state.cells.hot_panes import Fired, HotPanes, overflow, table_to_rows
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
+    from penstock.state.cells.pane_memory import PaneCells
     from penstock.state.cells.value_heap import ValueHeap
     from penstock.state.log.frozen import FrozenSegment, FrozenSource, FrozenTable
     from penstock.state.memory.budget import MemoryBudget
@@ -52,8 +52,7 @@ class PaneTable:
     ) -> None:
         """Create an empty table; `load` fills it during a restore. Without `cold` all rows stay in memory."""
         self.source = source
-        # with the field ids of the restored snapshot
-        self.spec = source.spec if isinstance(source.spec, PaneTableSpec) else spec
+        self.spec = spec
         self._budget = budget
         self._limits = source.limits
         bounded_memory = cold is not None and cold.bounded_memory
@@ -72,7 +71,6 @@ class PaneTable:
         self._remote = cold if isinstance(cold, RemotePanes) else None
         if self._remote is not None:
             self._remote.follow(self._evicted_within)
-        self._check_dead_at = self._limits.dead_keys
 
     @property
     def heap(self) -> ValueHeap:
@@ -137,7 +135,7 @@ class PaneTable:
     def panes(self) -> list[int]:
         """Return the starts of all panes with rows, ascending."""
         hot = self._hot.memory.panes
-        return hot if self._cold is None else sorted({*hot, *self._cold.panes})
+        return hot if self._cold is None else sorted({*hot, *self._cold.rows.panes})
 
     def fire(self, panes: list[int]) -> Iterator[Fired]:
         """Yield every key with a row in these panes, its accumulators merged, in chunks of at most 65 536 rows.
@@ -145,8 +143,8 @@ class PaneTable:
         The arrays of a chunk are not reused, but the values that its words refer to are only valid until the next
         chunk. Do not write to the table between chunks.
         """
-        if self._cold is not None and self._cold.holds(panes):
-            yield from fire_with_cold(self._hot, self._cold, panes, self.source.hash_range)
+        if self._cold is not None and not set(panes).isdisjoint(self._cold.rows.panes):
+            yield from fire_with_cold(self._hot, self._cold.rows, panes, self.source.hash_range)
             return
         yield from self._hot.fire(panes)
 
@@ -164,7 +162,7 @@ class PaneTable:
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the rows of one key in its first `most` panes; see `state.store.StateTable`."""
-        return pane_rows((self._hot, self._cold), keys, hashes, most)
+        return pane_rows((self._hot, None if self._cold is None else self._cold.rows), keys, hashes, most)
 
     def counts(self) -> KeyCounts:
         """Return the number of panes of every key in memory."""
@@ -174,14 +172,14 @@ class PaneTable:
     def drop_below(self, pane: int) -> None:
         """Drop all panes that start before `pane`: their pages become free, and the log gets one tombstone."""
         gone = [p for p in self._hot.memory.panes if p < pane]
-        cold_gone = [] if self._cold is None else [p for p in self._cold.panes if p < pane]
+        cold_gone = [] if self._cold is None else [p for p in self._cold.rows.panes if p < pane]
         if not gone and not cold_gone:
             return
         self._hot.memory.drop(gone)
         if self._cold is not None:
             self._cold.rows.drop_below(pane)
         self.source.log.add_tombstone(self.source.hash_range, MIN_TIMESTAMP, pane - 1)
-        if self._hot.index.count >= self._check_dead_at:
+        if self._policy.should_find_dead(self._hot.index.count):
             self._drop_dead_keys()
         self._report()
 
@@ -312,11 +310,7 @@ class PaneTable:
         if budget.exceeded and self._hot.index.disable_dense_keys():
             self._report()
         if budget.exceeded:
-            raise StateTooLargeError(
-                f"keyed state of {self.source.uid} needs {budget.used_bytes:,} bytes,"
-                f" managed_memory_bytes allows {budget.limit_bytes:,}",
-                hint="raise managed_memory_bytes or the parallelism, or set state_backend=rocksdb to use the disk",
-            )
+            raise budget.error(f"keyed state of {self.source.uid}", ", or set state_backend=rocksdb to use the disk")
 
     def _is_full(self) -> bool:
         """Return whether keys have to be evicted.
@@ -346,15 +340,10 @@ class PaneTable:
 
     def _drop_dead_keys(self) -> None:
         """Rebuild without keys that have no row, if they are at least half of all."""
-        count = self._hot.index.count
-        alive = np.zeros(count, np.bool_)
+        alive = np.zeros(self._hot.index.count, np.bool_)
         self._mark_used(alive)
-        living = int(alive.sum())
-        if 2 * living <= count:
+        if self._policy.should_drop_dead(int(alive.sum()), len(alive)):
             self._rebuild(alive)
-            self._check_dead_at = 2 * living + self._limits.dead_keys
-        else:
-            self._check_dead_at = count + max(self._limits.dead_keys, count // 2)
 
     def _mark_used(self, used: np.ndarray) -> None:
         """Set the slots that have a row."""
@@ -389,8 +378,7 @@ class PaneTable:
 
         Changed rows are frozen into a segment first.
         """
-        assert self._cold is not None  # noqa: S101
-        if self._bounded:
+        if self._bounded and self._cold is not None:
             self._hot.memory.copy_all_frozen()
             self._evicted = self._evicted or self._cold.rows.for_changes()
             assert self._evicted is not None  # noqa: S101 - cold rows in files support it
@@ -402,9 +390,12 @@ class PaneTable:
         self._hot.memory.copy_all_frozen()
         if segment is not None:
             self._pending.spill(segment)
-        keep, keys = self._policy.kept_mask(self._hot.index.count), self._hot.index.view()
-        rows = self._hot.memory.present()
-        out = ~keep[rows.slots]
-        self._cold.rows.put(keys, rows.chosen(out))
+        keep, rows = self._policy.kept_mask(self._hot.index.count), self._hot.memory.present()
+        self._put_cold(rows.chosen(~keep[rows.slots]), keep)
         self._rebuild(keep)
         self._report()
+
+    def _put_cold(self, rows: PaneCells, keep: np.ndarray) -> None:  # noqa: ARG002 - a subclass needs it
+        """Write rows of keys that leave memory to the cold store; `keep` marks the slots that stay."""
+        assert self._cold is not None  # noqa: S101 - for the type checker
+        self._cold.rows.put(self._hot.index.view(), rows)

@@ -156,7 +156,7 @@ class RunningTable(PaneTable):
         blank = np.repeat(self.spec.initial[np.newaxis], len(due), axis=0)
         blank[:, 0] = 1
         memory.rewrite(due, blank)
-        if self._hot.index.count >= self._check_dead_at:
+        if self._policy.should_find_dead(self._hot.index.count):
             self._drop_dead_keys()
 
     def _worth_whole(self) -> bool:
@@ -164,6 +164,6 @@ class RunningTable(PaneTable):
 
         This costs less than later merging segments with the same keys, and a restore reads each row once.
         """
-        cold = self._cold is not None and bool(self._cold.panes)
+        cold = self._cold is not None and bool(self._cold.rows.panes)
         most = 2 * self._changed >= self._hot.index.count and self._changed > 0
         return most and bool(self.source.log.entries) and not cold and not self._hot.memory.uncopied

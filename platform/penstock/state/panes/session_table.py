@@ -22,8 +22,8 @@ from penstock.state.cells.hot_panes import CHUNK, Fired, overflow, rows_to_table
 from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.cells.value_heap import ValueHeap, take_values
 from penstock.state.keys.key_index import KeyIndex, columns_of
+from penstock.state.memory.slot_arrays import with_room
 from penstock.state.panes.pane_table import PaneTable
-from penstock.state.remote.remote_keys import RemoteRows
 from penstock.state.spill.cold_records import ColdTimers, DueTimers, KeyRows, slot_batches
 from penstock.state.tables.key_space import find_key
 
@@ -183,8 +183,7 @@ class SessionTable(PaneTable):
         if self.cold is not None:
             self._cold_sessions = ColdSessions(self.cold, self.spec, timed=self.remote is None)
         if self.remote is not None and self._cold_sessions is not None:
-            log, cold, keys = self.remote.log_of(source), self._cold_sessions, self.spec.key_schema
-            self.remote.enter(RemoteRows(log, cold.columns), keys)
+            self.remote.add(source, self.spec.key_schema, self._cold_sessions.columns)
         #: With timers, the earliest known one of each slot; without one, the end of time.
         self._due_at: I64 = np.empty(0, np.int64)
         #: With lateness, the time up to which the loaded sessions of each slot have fired; the end of time if all up to
@@ -372,7 +371,7 @@ class SessionTable(PaneTable):
         if self._cold_sessions is not None:
             self._policy.touch(slots, count)
             if count > known and self.remote is not None:
-                self.remote.ensure(self._hot.index.hashes[known:])
+                self.remote.fetcher.ensure(self._hot.index.hashes[known:])
             if count > known:
                 self._load_keys(self._cold_sessions, np.arange(known, count, dtype=np.int32))
         return slots
@@ -397,10 +396,7 @@ class SessionTable(PaneTable):
 
     def _fitted(self, times: I64) -> I64:
         """Return times by slot with room for all slots; new ones have the end of time."""
-        missing = self._hot.index.count - len(times)
-        if missing <= 0:
-            return times
-        return np.concatenate([times, np.full(max(missing, len(times)), MAX_TIMESTAMP, np.int64)])
+        return with_room(times, self._hot.index.count, MAX_TIMESTAMP)
 
     # --- keys of the timers (`key_space.KeySpace`) ------------------------------------------------------------------
 
@@ -472,7 +468,7 @@ class SessionTable(PaneTable):
         full = self._is_full()
         while self._hot.index.count and full:
             keys, before = self._hot.index.count, self._hot_bytes()
-            self._evict_keys(self._cold_sessions)
+            self._evict()
             held = self._hot_bytes()
             full = self._too_many(held)
             self._policy.record_evicted(keys - self._hot.index.count, before - held)
@@ -481,23 +477,16 @@ class SessionTable(PaneTable):
     def _too_many(self, hot_bytes: int) -> bool:
         return self._policy.full(hot_bytes, self._hot.index.count)
 
-    def _evict_keys(self, cold: ColdSessions) -> None:
-        """Move the least recently used keys to the cold store; changes are frozen first."""
-        segment = self._freeze_dirty()
-        self._hot.memory.copy_all_frozen()
-        if segment is not None:
-            self._pending.spill(segment)
-        keep, rows = self._policy.kept_mask(self._hot.index.count), self._hot.memory.present()
-        out = ~keep[rows.slots] & (rows.cells[:, 0] > 1)
-        rows = rows.chosen(out)
+    def _put_cold(self, rows: PaneCells, keep: np.ndarray) -> None:
+        assert self._cold_sessions is not None  # noqa: S101 - else no key leaves memory
+        rows = rows.chosen(rows.cells[:, 0] > 1)
         view, due = self._hot.index.view(), self.rule.due(rows, self._closed_to)
-        cold.put(view, rows, due, self._fired_until(rows.slots))
+        self._cold_sessions.put(view, rows, due, self._fired_until(rows.slots))
         if self._timers is not None:
             self._register(self._timers, rows.slots, due)
             self._timers.source.pending.gather(self._timers.unsaved(), self._policy.gathered_bytes)
             leaving = np.flatnonzero(~keep).astype(np.int32)
             self._timers.evict_keys(view, leaving[np.argsort(view.hashes[leaving])])
-        self._rebuild(keep)
 
     def _mark_used(self, used: np.ndarray) -> None:
         super()._mark_used(used)

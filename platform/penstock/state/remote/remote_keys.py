@@ -38,7 +38,7 @@ class RemoteRows:
     #: Selects the columns of a record's rows from those of a segment.
     columns: Callable[[pa.RecordBatch], list[pa.Array]]
     #: Whether the rows of a key are sorted by the first of these columns.
-    by_first: bool = False
+    by_first: bool
 
 
 class RemoteKeys:
@@ -57,10 +57,7 @@ class RemoteKeys:
         )
 
     def follow(self, source: FrozenSource, spec: RowSpec) -> None:
-        """Add a state, in the order in which the store has them; all are added before the first key is used.
-
-        With a time-to-live, time starts at the newest access in the footers.
-        """
+        """Add a state whose rows are the same in records and segments; as `add`."""
         by_first = len(spec.entries) == 1 and pa.types.is_int64(spec.entries[0].type)  # the index of a list
 
         def columns(batch: pa.RecordBatch) -> list[pa.Array]:
@@ -70,33 +67,25 @@ class RemoteKeys:
                 found[-1] = pa.array(source.ttl.clock.bounded(found[-1].to_numpy()))
             return found
 
-        log = self.log_of(source)
-        self.enter(RemoteRows(log, columns, by_first), spec.key_schema)
+        self.add(source, spec.key_schema, columns, by_first=by_first)
+
+    def add(
+        self,
+        source: FrozenSource,
+        key_schema: pa.Schema,
+        columns: Callable[[pa.RecordBatch], list[pa.Array]],
+        *,
+        by_first: bool = False,
+    ) -> None:
+        """Add a state, in the order in which the store has them; all are added before the first key is used.
+
+        `columns`, `by_first`: see `RemoteRows`. With a time-to-live, time starts at the newest access in the footers.
+        """
+        log = RemoteLog(source, self.reader)
+        self._states.append(RemoteRows(log, columns, by_first))
+        self._key_schema = key_schema
         if source.ttl is not None:
             source.ttl.clock.restored(log.newest_access())
-
-    def log_of(self, source: FrozenSource) -> RemoteLog:
-        """Return the log of a state whose rows are fetched."""
-        source.remote = True
-        return RemoteLog(source, self.reader)
-
-    def enter(self, state: RemoteRows, key_schema: pa.Schema) -> None:
-        """Add a state that supplies its own conversion from rows to those of a record."""
-        self._states.append(state)
-        self._key_schema = key_schema
-
-    def parts(self, hashes: I64) -> list[I64]:
-        """Return the positions of hashes in groups to request together; see `FetchRanges.parts`."""
-        return self.fetcher.parts(hashes)
-
-    def ensure(self, hashes: I64) -> None:
-        """Fetch the missing ranges of these hashes; records of keys in memory are out of date.
-
-        Raises:
-            StorageError: the object store cannot be read.
-            SnapshotDamagedError: a file is missing or damaged.
-        """
-        self.fetcher.ensure(hashes)
 
     def every_key(self) -> Iterator[tuple[KeyColumns, I64]]:
         """Yield the keys of all states and their hashes in batches; a key is repeated for each of its rows."""

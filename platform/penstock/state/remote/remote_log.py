@@ -19,6 +19,7 @@ from penstock.core.evolution import conform_table
 from penstock.state.keys.hash_ranges import inside
 from penstock.state.log.segment_columns import KEY_HASH, LAST_ACCESS
 from penstock.state.log.segment_file import RowGroup, SegmentFile, runs_of
+from penstock.state.log.segment_log import covered
 from penstock.state.log.segments import clip_of, newest_rows, read_visible, without_hidden
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class RemoteLog:
     """The durable segments of one state's log, opened on demand."""
 
     def __init__(self, source: FrozenSource, reader: Reader) -> None:
-        """Prepare without opening segments."""
+        """Prepare without opening segments; the state's rows are fetched, not restored."""
+        source.remote = True
         self._source = source
         self.limits = source.limits
         self._reader = reader
@@ -162,14 +164,7 @@ class RemoteLog:
 
     def closed(self, segment: Segment, namespace: int) -> bool:
         """Return whether a tombstone hides all rows of a namespace that a segment may have."""
-        low, high = max(segment.hash_min, segment.clip_low), min(segment.hash_max, segment.clip_high)
-        return any(
-            t.position > segment.position
-            and t.hash_low <= low
-            and high <= t.hash_high
-            and t.namespace_low <= namespace <= t.namespace_high
-            for t in self._source.log.tombstones
-        )
+        return covered(segment, self._source.log.tombstones, (namespace, namespace))
 
 
 def one_by_one(work: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -57,7 +57,6 @@ class RemotePanes:
         self, source: FrozenSource, spec: PaneTableSpec, reader: Reader, local: RegionStore, limit_bytes: int
     ) -> None:
         """Read the footers of the restored segments; about `limit_bytes` may be taken on the local disk."""
-        source.remote = True
         self._source, self._spec, self._local = source, spec, local
         self._limits = source.limits
         self._log = RemoteLog(source, reader)

@@ -171,7 +171,6 @@ class RemoteRuns:
 
     def follow(self, table: JoinTable) -> RemoteSide:
         """Add a side; both are added before the first key is used."""
-        table.source.remote = True
         side = RemoteSide(table, self, self._reader)
         self._sides.append(side)
         return side

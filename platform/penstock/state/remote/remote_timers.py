@@ -67,7 +67,6 @@ class RemoteTimers:
 
     def __init__(self, source: FrozenSource, spec: RowSpec, cold: ColdTimers, reader: Reader) -> None:
         """Prepare; the footers of the restored segments are read on demand."""
-        source.remote = True
         self._source = source
         self._spec = spec
         self._pending = source.pending

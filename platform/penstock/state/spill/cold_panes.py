@@ -14,7 +14,8 @@ from penstock.kernels.aggregates import cold_cells as cold_kernels
 from penstock.kernels.aggregates import pages as kernels
 from penstock.kernels.aggregates import values as value_kernels
 from penstock.state.keys.hash_ranges import RECORD_BYTES, LocalBytes, even_parts
-from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys
+from penstock.state.keys.sorted_keys import bound, bounds, decode_keys, encode_keys
+from penstock.state.memory.slot_arrays import with_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -256,11 +257,11 @@ class SortedColdStore:
         part = self._local.regions[region]
         self._local.sizes[region] = 0
         for pane in self._rows:
-            self._store.delete_range(bound(pane, part.low), _end_key(pane, part))
+            self._store.delete_range(*bounds(pane, part))
 
     def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
         """Yield (keys, hashes, panes, cells) of a pane's rows in a hash range."""
-        for keys, values in self._store.scan(bound(pane, part.low), _end_key(pane, part)):
+        for keys, values in self._store.scan(*bounds(pane, part)):
             cells = self._records.unpack(values, heap)
             columns, hashes, namespaces = decode_keys(self._spec.key_schema, keys)
             yield columns, hashes, namespaces, cells
@@ -285,20 +286,9 @@ class ColdPanes:
         """The bytes of the slot table."""
         return int(self._maybe.nbytes)
 
-    @property
-    def panes(self) -> list[int]:
-        """The panes with cold rows."""
-        return self.rows.panes
-
-    def holds(self, panes: list[int]) -> bool:
-        """Return whether any of the panes has cold rows."""
-        return not set(panes).isdisjoint(self.rows.panes)
-
     def note_slots(self, count: int) -> None:
         """Record new slots, up to `count`: they may have cold rows if the store has any."""
-        if count > len(self._maybe):
-            size = max(count, 2 * len(self._maybe), 4096)
-            self._maybe = np.concatenate([self._maybe, np.zeros(size - len(self._maybe), np.uint8)])
+        self._maybe = with_room(self._maybe, count)
         self._maybe[self._known : count] = 1 if self.rows.panes else 0
         self._known = count
 
@@ -320,29 +310,6 @@ class ColdPanes:
         rows = out[: cold_kernels.absent_rows(cells, cell, slots, self._maybe, out)]
         if len(rows):
             self.rows.fetch(keys, (slots[rows], panes[rows]), (cells, cell[rows]), heap)
-
-    def look_up(self, keys: KeyView, pane: int, cell: I64, heap: ValueHeap) -> None:
-        """Copy the cold row of the single key of `keys` in a pane to the empty `cell`, without loading it.
-
-        Values that it refers to are put into `heap`.
-        """
-        if pane in self.rows.panes:
-            slot, place = np.zeros(1, np.int32), np.zeros(1, np.int64)
-            self.rows.fetch(keys, (slot, np.array([pane], np.int64)), (cell, place), heap)
-
-    def parts(self, panes: list[int], owned: HashRange) -> list[HashRange]:
-        """Return hash ranges with a bounded number of cold rows of these panes each."""
-        return parts_of(sum(self.rows.rows_of(p) for p in panes), owned)
-
-    def scan(self, panes: list[int], part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
-        """Yield (keys, hashes, panes, cells) of the cold rows of these panes in a hash range; `heap`: as in `fetch`."""
-        cold = self.rows.panes
-        for pane in sorted(p for p in panes if p in cold):
-            yield from self.rows.scan(pane, part, heap)
-
-
-def _end_key(pane: int, part: HashRange) -> bytes:
-    return bound(pane, part.high + 1) if part.high < (1 << 63) - 1 else bound(pane + 1)
 
 
 def parts_of(rows: int, owned: HashRange, most: int = _PART_ROWS) -> list[HashRange]:

@@ -17,12 +17,11 @@ import pyarrow.types as pt
 
 from penstock.core.elements import MAX_TIMESTAMP
 from penstock.core.errors import UsageError
-from penstock.core.keygroup import HASH_MAX
 from penstock.kernels.keys.key_columns import FixedColumn, bytes_to_arrow, fixed_to_arrow, value_column
 from penstock.kernels.keys.key_types import is_fixed
 from penstock.state.keys.column_store import BytesStore, new_store
 from penstock.state.keys.hash_ranges import RECORD_BYTES
-from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys, hashes_of
+from penstock.state.keys.sorted_keys import bound, bounds, decode_keys, encode_keys, hashes_of
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
@@ -306,8 +305,7 @@ class SpillStore:
 
     def drop_range(self, part: HashRange) -> None:
         """Remove the records in a hash range."""
-        after = bound(self._prefix + 1) if part.high == HASH_MAX else bound(self._prefix, part.high + 1)
-        self.store.delete_range(bound(self._prefix, part.low), after)
+        self.store.delete_range(*bounds(self._prefix, part))
 
     def sweep(
         self, limit: int, deadlines: Sequence[int | None], in_memory: Callable[[I64], np.ndarray]

@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock.state.keys.key_index import KeyCounts, KeyIndex
 from penstock.state.log.segment_columns import keyed_batch
 from penstock.state.log.ttl import EntryStamps
+from penstock.state.memory.slot_arrays import with_room
 from penstock.state.spill.cold_records import KeyRows
 from penstock.state.tables.changes import ChangeLog
 from penstock.state.tables.key_space import look_up_rows
@@ -372,14 +373,10 @@ class CollectionTable:
         self._log.renumber(numbers)
 
     def _fit_slots(self) -> None:
-        count, size = self._state.index.count, len(self._held)
-        if count > size:
-            wider = max(count, 2 * size)
-            self._held += [None] * (wider - size)
-            every = np.arange(size)
-            self._lengths = _moved(self._lengths, every, every, wider)
-            if self.lists:
-                self._ends = _moved(self._ends, every, every, wider)
+        self._lengths = with_room(self._lengths, self._state.index.count)
+        if self.lists:
+            self._ends = with_room(self._ends, self._state.index.count)
+        self._held += [None] * (len(self._lengths) - len(self._held))
 
     def _measure(self) -> None:
         """Measure the strings again, without those that were replaced."""

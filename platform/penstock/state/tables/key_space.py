@@ -114,7 +114,7 @@ def find_key(index: KeyIndex, remote: RemoteKeys | None, keys: KeyColumns, hashe
     if len(found):
         return index.view(), found, True
     if remote is not None:
-        remote.ensure(hashes)
+        remote.fetcher.ensure(hashes)
     lookup_index = KeyIndex(index.schema)
     slots = lookup_index.upsert(keys, hashes).copy()
     return lookup_index.view(), slots, False

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.errors import StateTooLargeError
 from penstock.kernels.rows.row_order import number_slots
 from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.keys.sorted_keys import decode_keys
 from penstock.state.log.row_spec import TIMERS, JoinRowSpec, RowSpec
 from penstock.state.memory.budget import EvictionPolicy
+from penstock.state.memory.slot_arrays import with_room
 from penstock.state.spill.cold_records import slot_batches
 from penstock.state.tables.collection_table import CollectionTable
 from penstock.state.tables.join_buffer import JoinBuffer
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.row_spec import Migration
-    from penstock.state.log.segment_columns import StateSpec
     from penstock.state.log.ttl import Ttl
     from penstock.state.remote.remote_keys import RemoteKeys
     from penstock.state.remote.remote_runs import RemoteRuns
@@ -53,7 +52,8 @@ _LEAST_PART = 8
 _TOGETHER = 16
 
 #: Registers a table in the store under a name, and restores it.
-Declare: TypeAlias = Callable[[str, "StateSpec", Callable[["FrozenSource"], Any]], Any]
+Declare: TypeAlias = Callable[[str, Any, Callable[["FrozenSource", Any], Any]], Any]
+_RowTableT = TypeVar("_RowTableT", ValueTable, CollectionTable)
 
 
 class RowState:
@@ -91,7 +91,6 @@ class RowState:
         self._numbers: I32 = np.zeros(0, np.int32)
         #: Of each slot, whether the cold store may have a record of the key, and whether it is out of date.
         self._stored, self._changed = np.zeros(0, np.bool_), np.zeros(0, np.bool_)
-        self._check_dead_at = self._limits.dead_keys
 
     # --- declarations -----------------------------------------------------------------------------------------------
 
@@ -99,19 +98,9 @@ class RowState:
         self, name: str, values: tuple[pa.Field, ...], ttl: Ttl | None = None, migration: Migration | None = None
     ) -> ValueTable:
         """Declare a value by key; it is restored when this returns."""
-        spec = RowSpec(self.index.schema, values, ttl=ttl is not None, evolves=True, migration=self._named(migration))
-
-        def make(source: FrozenSource) -> ValueTable:
-            # with the field ids of the restored snapshot
-            table = ValueTable(source, source.spec if isinstance(source.spec, RowSpec) else spec, self, ttl)
-            self._tables.append(table)
-            self._row_tables.append(table)
-            return table
-
-        made: ValueTable = self._declare(name, spec, make)
-        made.loaded()
-        self._expiring += [made] if ttl is not None else []
-        return made
+        named = self._named(migration)
+        declared = RowSpec(self.index.schema, values, ttl=ttl is not None, evolves=True, migration=named)
+        return self._row_table(name, declared, lambda source, spec: ValueTable(source, spec, self, ttl))
 
     def entries(
         self,
@@ -127,26 +116,36 @@ class RowState:
 
         `fields` are the entry columns and the value's.
         """
-        spec = RowSpec(self.index.schema, fields[1], fields[0], ttl is not None, migration=self._named(migration))
-        return self._entries(name, spec, codec, ttl, lists=lists)
+        entries, values = fields
+        declared = RowSpec(self.index.schema, values, entries, ttl is not None, migration=self._named(migration))
+        return self._row_table(
+            name, declared, lambda source, spec: CollectionTable(source, spec, self, codec, ttl, lists=lists)
+        )
 
     def windows(
         self, name: str, fields: tuple[tuple[pa.Field, ...], tuple[pa.Field, ...]], codec: EntryCodec, shown: str
     ) -> CollectionTable:
         """Declare a map, as `entries` does, by windows of the definition `shown`; a restore needs the same one."""
-        spec = RowSpec(self.index.schema, fields[1], fields[0], window=shown)
-        return self._entries(name, spec, codec, None, lists=False)
+        entries, values = fields
+        declared = RowSpec(self.index.schema, values, entries, window=shown)
+        return self._row_table(
+            name, declared, lambda source, spec: CollectionTable(source, spec, self, codec, lists=False)
+        )
 
-    def _entries(self, name: str, spec: RowSpec, codec: EntryCodec, ttl: Ttl | None, *, lists: bool) -> CollectionTable:
-        def make(source: FrozenSource) -> CollectionTable:
-            table = CollectionTable(source, spec, self, codec, ttl, lists=lists)
+    def _row_table(
+        self, name: str, declared: RowSpec, make: Callable[[FrozenSource, RowSpec], _RowTableT]
+    ) -> _RowTableT:
+        """Declare a table whose rows are in the records of evicted keys, and restore it."""
+
+        def added(source: FrozenSource, spec: RowSpec) -> _RowTableT:
+            table = make(source, spec)
             self._tables.append(table)
             self._row_tables.append(table)
             return table
 
-        made: CollectionTable = self._declare(name, spec, make)
+        made: _RowTableT = self._declare(name, declared, added)
         made.loaded()
-        self._expiring += [made] if ttl is not None else []
+        self._expiring += [made] if declared.ttl else []
         return made
 
     def _named(self, migration: Migration | None) -> Migration | None:
@@ -159,30 +158,28 @@ class RowState:
 
     def timers(self, name: str) -> TimerTable:
         """Declare timers by key; they are restored when this returns."""
-        spec = RowSpec(self.index.schema)
 
-        def make(source: FrozenSource) -> TimerTable:
+        def added(source: FrozenSource, spec: RowSpec) -> TimerTable:
             table = TimerTable(source, spec, self)
             self._tables.append(table)
             self._timer_tables.append(table)
             return table
 
-        made: TimerTable = self._declare(TIMERS + name, spec, make)
+        made: TimerTable = self._declare(TIMERS + name, RowSpec(self.index.schema), added)
         return made
 
     def join_buffer(
         self, name: str, values: tuple[pa.Field, ...], join: tuple[tuple[bytes, bytes], ...] = ()
     ) -> JoinBuffer:
         """Declare join rows by key and time (see `core.evolution`); they are restored when this returns."""
-        spec = JoinRowSpec(RowSpec(self.index.schema, values), join)
 
-        def make(source: FrozenSource) -> JoinBuffer:
+        def added(source: FrozenSource, spec: JoinRowSpec) -> JoinBuffer:
             table = JoinBuffer(source, spec, self, self._run_files, self.remote_runs)
             self._tables.append(table)
             self._join_buffers.append(table)
             return table
 
-        made: JoinBuffer = self._declare(name, spec, make)
+        made: JoinBuffer = self._declare(name, JoinRowSpec(RowSpec(self.index.schema, values), join), added)
         return made
 
     # --- keys -------------------------------------------------------------------------------------------------------
@@ -195,13 +192,15 @@ class RowState:
         slots = self.index.upsert(keys, hashes)
         self._policy.touch(slots, self.index.count)
         if self.index.count > known:
-            self._fit_slots()
+            self._stored = with_room(self._stored, self.index.count)
+            self._changed = with_room(self._changed, self.index.count)
             view, new = self.index.view(), np.arange(known, self.index.count, dtype=np.int32)
-            parts = [new] if self.remote is None else [new[some] for some in self.remote.parts(view.hashes[new])]
-            for part in parts:
-                if self.remote is not None:
-                    self.remote.ensure(view.hashes[part])
-                self._load(self.cold, view, part)
+            if self.remote is None:
+                self._load(self.cold, view, new)
+                return slots
+            for places in self.remote.fetcher.parts(view.hashes[new]):
+                self.remote.fetcher.ensure(view.hashes[new[places]])
+                self._load(self.cold, view, new[places])
         return slots
 
     def _load(self, cold: SpillStore, keys: KeyView, slots: I32) -> None:
@@ -217,12 +216,6 @@ class RowState:
         if self.cold is not None:
             self._changed[slots] = True
 
-    def _fit_slots(self) -> None:
-        missing = self.index.count - len(self._stored)
-        if missing > 0:
-            more = np.zeros(max(missing, len(self._stored)), np.bool_)
-            self._stored, self._changed = np.append(self._stored, more), np.append(self._changed, more)
-
     def most_keys(self, most: int) -> int:
         """Return how many keys, at most `most`, may enter memory before the next `settle`."""
         return self._policy.most_incoming(most)
@@ -233,8 +226,7 @@ class RowState:
 
     def distinct(self, slots: I32) -> tuple[I32, I32]:
         """Return each row's number among the distinct slots, and these slots, in order of first appearance."""
-        if self.index.count > len(self._numbers):
-            self._numbers = np.zeros(max(self.index.count, 2 * len(self._numbers)), np.int32)
+        self._numbers = with_room(self._numbers, self.index.count)
         local, found = np.empty(len(slots), np.int32), np.empty(len(slots), np.int32)
         count = number_slots(slots, self._numbers, local, found)
         if self.cold is not None:
@@ -282,17 +274,12 @@ class RowState:
         """
         for table in self._expiring:
             table.sweep(self._limits.sweep_keys)
-        if self.index.count >= self._check_dead_at:
+        if self._policy.should_find_dead(self.index.count):
             self._drop_dead_keys()
         self._make_room()
         if self._budget.exceeded and (self.cold is None or self._join_buffers):
-            budget = self._budget
-            raise StateTooLargeError(
-                f"the state of {self._holder.rpartition('/')[2]} needs {budget.used_bytes:,} bytes,"
-                f" managed_memory_bytes allows {budget.limit_bytes:,}",
-                hint="raise managed_memory_bytes or the parallelism; with state_backend=rocksdb the keys of process "
-                "functions and of windows, and the rows of a join, can exceed memory",
-            )
+            more = "; with state_backend=rocksdb the keys of process functions and of windows, and the rows of a join, "
+            raise self._budget.error(f"the state of {self._holder.rpartition('/')[2]}", f"{more}can exceed memory")
 
     def settle_load(self) -> None:
         """Count memory after a part of a restore; slots may be renumbered by this call."""
@@ -397,15 +384,12 @@ class RowState:
         used = np.zeros(count, np.bool_)
         for table in self._tables:
             table.mark_used(used)
-        living = int(used.sum())
-        if 2 * living > count:
-            self._check_dead_at = count + max(self._limits.dead_keys, count // 2)
+        if not self._policy.should_drop_dead(int(used.sum()), count):
             return
         if self.cold is not None:
             dead = np.flatnonzero(~used).astype(np.int32)
             self.cold.delete(self.index.view(), dead[self._may_be_stored(dead)])
         self._keep(np.flatnonzero(used).astype(np.int32))
-        self._check_dead_at = 2 * living + self._limits.dead_keys
 
     def _keep(self, kept: I32) -> None:
         """Keep only these keys, renumbered in the same order; tables have no state in memory for the others."""

@@ -19,6 +19,7 @@ from penstock.kernels.keys.key_columns import value_column
 from penstock.state.keys.column_store import FixedStore, new_store
 from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.segment_columns import DELETED, keyed_batch, segment_table
+from penstock.state.memory.slot_arrays import with_room
 from penstock.state.spill.cold_records import KeyRows
 from penstock.state.tables.key_space import look_up_rows
 
@@ -306,11 +307,7 @@ class ValueTable:
         self._where = where
 
     def _fit_slots(self) -> None:
-        count = self._state.index.count
-        if count > len(self._where):
-            wider = np.full(max(count, 2 * len(self._where)), -1, np.int32)
-            wider[: len(self._where)] = self._where
-            self._where = wider
+        self._where = with_room(self._where, self._state.index.count, -1)
 
     def _append(self, slots: I32, *, deleted: bool) -> int:
         self._fit_slots()
