@@ -73,6 +73,11 @@ class Checks:
         """The owner that has taken the newest generation."""
         return self._newest[0]
 
+    @property
+    def newest_generation(self) -> int:
+        """The newest generation that leads or has led."""
+        return max(self._leaders, default=0)
+
     def _taken(self, generation: int, owner: str) -> None:
         """A generation was taken: its predecessor had the time of a lease, unless its process has ended."""
         now_ms, (before, since_ms) = self._world.clock.elapsed_ms, self._newest

@@ -230,6 +230,9 @@ class World:
         if run is None or run.state:
             self.scheduler.at(5, "wait for a run", partial(self.elected, candidate, held), owner=candidate.owner)
             return
+        if held.generation < self.checks.newest_generation:
+            self.kill_standby(candidate.owner)  # paused too long: its next renewal would end it
+            return
         self.checks.leads(candidate.owner, held.generation)
         self.standbys.pop(candidate.owner, None)
         if self.leader is not None:
