@@ -100,7 +100,8 @@ class FlinkCli:
         log = f"-Dlog.file={self._conf}/cli.log", f"-Dlog4j.configurationFile={self._conf}/log4j-cli.properties"
         classes = ["-cp", f"{home()}/pyflink/lib/*", "org.apache.flink.client.cli.CliFrontend"]
         action, *rest = words
-        environment = {**os.environ, "FLINK_CONF_DIR": str(self._conf), **self._headers}
+        own = {"FLINK_CONF_DIR": str(self._conf), "JAVA_TOOL_OPTIONS": class_archives.SHORT_RUNS}
+        environment = {**os.environ, **own, **self._headers}
         archive = class_archives.place(f"flink-{VERSION}-{action}")
         mapped = contextlib.nullcontext(class_archives.use(archive))
         with mapped if archive.exists() else class_archives.written_to(archive) as options:
