@@ -51,8 +51,8 @@ DEPTHS = {"fast": FAST, "nightly": []}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 COMMANDS = {"demo", "test", "setup", "servers", "airflow", "wheel"}
 USAGE = (
-    "usage: python3 infra/bootstrap.py demo [--kafka] | test [fast|nightly] [ARGUMENTS] | setup | servers | airflow"
-    " | wheel [PYTHON ...]"
+    "usage: python3 infra/bootstrap.py demo [--kafka] | test [fast|nightly] [ARGUMENTS] | setup"
+    " | servers [kafka|minio] | airflow | wheel [PYTHON ...]"
 )
 # the kernels of a wheel are compiled for a baseline of processors, not for the one of this machine
 SHIPPED = ROOT / "platform" / "penstock" / "kernels" / "shipped"
@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> int:
             or (command == "demo" and "--kafka" in rest)
             or (command == "test" and _wants_servers(rest))
         ):
-            prepare_servers()
+            prepare_servers(rest if command == "servers" else ())
         if command == "test" and _wants_browser(rest):
             prepare_browser()
     except BootstrapError as error:
@@ -287,10 +287,10 @@ def _levels(arguments: Sequence[str]) -> set[str]:
     return {parts[0] if parts else "" for parts in tests}
 
 
-def prepare_servers() -> None:
-    """Fetch Kafka and build MinIO once per machine, through the module that also starts them."""
+def prepare_servers(names: Sequence[str] = ()) -> None:
+    """Fetch Kafka and build MinIO once per machine, or the named one, through the module that also starts them."""
     _system_packages()
-    done = subprocess.run([str(PYTHON), "-m", "penstock_lab.servers", "ensure"], check=False)
+    done = subprocess.run([str(PYTHON), "-m", "penstock_lab.servers", "ensure", *names], check=False)
     if done.returncode != 0:
         raise BootstrapError("the servers for Kafka and MinIO could not be prepared (see above)")
 

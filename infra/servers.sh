@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Kafka and MinIO for local jobs, on the loopback interface.
-#   infra/servers.sh start|stop|status     data and logs in .servers/; ports by KAFKA_PORT (19092) and MINIO_PORT (19000)
+#   infra/servers.sh start [kafka|minio] | stop | status     data and logs in .servers/; ports by KAFKA_PORT (19092) and MINIO_PORT (19000)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 data=${PENSTOCK_SERVERS_DATA:-$root/.servers}
@@ -20,14 +20,16 @@ start)
     cat "$data/servers.out"
     exit 0
   fi
-  python3 "$root/infra/bootstrap.py" servers
+  shift
+  python3 "$root/infra/bootstrap.py" servers "$@"
   mkdir -p "$data"
-  setsid "$root/.venv/bin/python" -m penstock_lab.servers run --data "$data" \
+  wanted=$(($# > 0 ? $# : 2))
+  setsid "$root/.venv/bin/python" -m penstock_lab.servers run "$@" --data "$data" \
     --kafka-port "${KAFKA_PORT:-19092}" --minio-port "${MINIO_PORT:-19000}" \
     >"$data/servers.out" 2>"$data/servers.err" </dev/null &
   echo $! >"$pid_file"
   for _ in $(seq 1200); do
-    if [[ $(wc -l 2>/dev/null <"$data/servers.out" || echo 0) -ge 2 ]]; then
+    if [[ $(wc -l 2>/dev/null <"$data/servers.out" || echo 0) -ge $wanted ]]; then
       cat "$data/servers.out"
       exit 0
     fi
@@ -51,7 +53,7 @@ status)
   if running; then cat "$data/servers.out"; else echo "not running"; exit 3; fi
   ;;
 *)
-  echo "usage: infra/servers.sh start|stop|status" >&2
+  echo "usage: infra/servers.sh start [kafka|minio] | stop | status" >&2
   exit 2
   ;;
 esac

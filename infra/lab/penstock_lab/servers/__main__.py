@@ -10,6 +10,7 @@ import contextlib
 import json
 import signal
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from penstock.core.errors import PenstockError
@@ -21,17 +22,22 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m penstock_lab.servers", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("ensure", help="fetch and build what the servers need, once per machine")
-    run = commands.add_parser("run", help="start Kafka and MinIO and keep them until Ctrl-C or SIGTERM")
+    ensure = commands.add_parser("ensure", help="fetch and build what the servers need, once per machine")
+    run = commands.add_parser("run", help="start the servers and keep them until Ctrl-C or SIGTERM")
+    for command in (ensure, run):
+        command.add_argument("servers", nargs="*", metavar="kafka|minio", help="only these; default both")
     run.add_argument("--data", type=Path, default=Path(".servers"), help="folder for logs and data (kept)")
     run.add_argument("--kafka-port", type=int, default=19092)
     run.add_argument("--minio-port", type=int, default=19000)
     options = parser.parse_args(arguments)
+    servers = options.servers or list(choose.SERVERS)
+    if unknown := sorted({*servers} - {*choose.SERVERS}):
+        parser.error(f"no server {unknown[0]!r}: one of {', '.join(choose.SERVERS)}")
     try:
         if options.command == "ensure":
-            choose.prepare(_say)
+            choose.prepare(_say, servers)
         else:
-            _run(options.data, options.kafka_port, options.minio_port)
+            _run(options.data, {"kafka": options.kafka_port, "minio": options.minio_port}, servers)
     except PenstockError as error:
         _say(f"error: {error}")
         return 1
@@ -40,15 +46,15 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _run(data: Path, kafka_port: int, minio_port: int) -> None:
+def _run(data: Path, ports: Mapping[str, int], servers: Sequence[str]) -> None:
     stops = {signal.SIGINT, signal.SIGTERM}
+    starts: dict[str, Callable[[], Server]] = {
+        "kafka": lambda: choose.start_kafka(data / "kafka", progress=_say, port=ports["kafka"]),
+        "minio": lambda: choose.start_minio(data / "minio", progress=_say, port=ports["minio"]),
+    }
     with contextlib.ExitStack() as running:
-        starts = (
-            lambda: choose.start_kafka(data / "kafka", progress=_say, port=kafka_port),
-            lambda: choose.start_minio(data / "minio", progress=_say, port=minio_port),
-        )
-        for start in starts:
-            server: Server = start()
+        for name in servers:
+            server = starts[name]()
             running.callback(_stop, server)
             sys.stdout.write(json.dumps({"server": server.name, "endpoint": server.endpoint, "pid": server.pid}) + "\n")
             sys.stdout.flush()

@@ -7,7 +7,7 @@ The demo and the tests call `start_kafka` and `start_minio`. `PENSTOCK_SERVERS` 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from penstock_lab.servers.spec import KafkaServer, MinioServer, Progress, Server
 S = TypeVar("S", bound=Server)
 
 MODES = ("auto", "local", "containers")
+SERVERS = ("kafka", "minio")
 
 
 def server_mode() -> str:
@@ -36,7 +37,7 @@ def uses_containers() -> bool:
     return mode == "containers" or (mode == "auto" and containers.engine_answers())
 
 
-def prepare(progress: Progress) -> None:
+def prepare(progress: Progress, servers: Collection[str] = SERVERS) -> None:
     """Do the slow preparation once per machine: pull the images, or fetch Kafka and build MinIO."""
     if uses_containers():
         try:
@@ -47,8 +48,10 @@ def prepare(progress: Progress) -> None:
             progress(f"{error.message}; preparing local processes instead")
         else:
             return
-    prepare_kafka(progress)
-    provision.ensure_minio(progress)
+    if "kafka" in servers:
+        prepare_kafka(progress)
+    if "minio" in servers:
+        provision.ensure_minio(progress)
 
 
 def start_kafka(
