@@ -21,7 +21,7 @@ def take(browser, job, folder):
     def shot(name, where, scheme, look=lambda page: None):
         with Visit(browser, job.client.url, scheme=scheme) as visit:
             page = visit.go(where)
-            expect(page.locator("#pulse")).to_have_text("live")
+            expect(page.locator("#pulse")).to_have_text("connected")
             look(page)
             page.wait_for_timeout(SETTLED_MS)
             page.screenshot(path=FOLDER / f"{name}.png")

@@ -33,7 +33,7 @@ REACHABLE = """() => [...document.querySelectorAll("a, button:not(:disabled), in
 
 def opened(visit, where, job_id):
     page = visit.go(where.replace("JOB", job_id) if where else "")
-    expect(page.locator("#pulse")).to_have_text("live")
+    expect(page.locator("#pulse")).to_have_text("connected")
     return page
 
 
@@ -145,6 +145,6 @@ def test_a_jobmanager_that_is_away_is_told_and_found_again(visit, slow_job):
     expect(page.get_by_role("alert")).to_have_text("The JobManager does not answer.")
     expect(page.get_by_role("heading", level=1)).to_have_text("order-risks")
     page.unroute("**/v1/**")
-    expect(page.locator("#pulse")).to_have_text("live")
+    expect(page.locator("#pulse")).to_have_text("connected")
     expect(page.get_by_role("alert")).to_have_count(0)
     visit.wanted = "ERR_FAILED"  # the browser tells of each request that was cut

@@ -77,6 +77,15 @@ def test_checkpoints_are_listed_as_they_are(visit, slow_job):
     expect(parts.get_by_role("row")).to_have_count(1 + len(acks))
 
 
+def test_completed_checkpoints_in_a_row_are_one_entry_of_the_story(visit, slow_job):
+    wait_until(lambda: slow_job.client.checkpoints(slow_job.job_id)["counts"]["completed"] > 4, "five checkpoints")
+    page = visit.go(f"jobs/{slow_job.job_id}/story")
+    table = page.get_by_role("table", name="Story of the job")
+    series = re.compile(r"^checkpoints \d+ to \d+ completed, \d+ in ")
+    expect(table.get_by_role("cell", name=series).first).to_be_visible()
+    expect(table.get_by_role("cell", name="this job").first).to_be_visible()
+
+
 def acknowledged(job, checkpoint, vertex):
     """When each subtask of a vertex was done with a checkpoint, as Flink's path says it."""
     url = f"{job.client.url}/v1/jobs/{job.job_id}/checkpoints/details/{checkpoint}/subtasks/{vertex}"

@@ -76,7 +76,7 @@ def viewed(visit, job_id):
     visit.wanted = "status of 403"
     page = visit.go(f"jobs/{job_id}")
     for _ in range(2):
-        expect(page.locator("#pulse")).to_have_text("live")
+        expect(page.locator("#pulse")).to_have_text("connected")
         expect(page.locator("#reader")).to_have_text("viewer-of-the-test (viewer)")
         expect(page.locator("header.job")).to_contain_text("Actions on jobs need the role operator")
         expect(page.get_by_role("group", name="Actions")).to_have_count(0)

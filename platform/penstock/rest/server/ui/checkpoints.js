@@ -26,6 +26,7 @@ export function view({ data, base, ui, reload }) {
   const choose = (id) => {
     ui.checkpoint = id;
     reload();
+    document.getElementById("parts")?.scrollIntoView({ block: "nearest" });
   };
   const { counts, summary, latest, history } = data;
   const newest = latest.completed;
@@ -39,6 +40,7 @@ export function view({ data, base, ui, reload }) {
       figure("Duration, p50 and p99", `${duration(summary.end_to_end_duration.p50)}, ${duration(summary.end_to_end_duration.p99)}`),
       latest.restored ? figure("Restored from", restored(latest.restored), time(latest.restored.restore_timestamp)) : null),
     chart(history),
+    data.parts ? details(data.parts) : null,
     table("History of checkpoints", [["Id", "end"], "Kind", "State", "Started", ["Time", "end"], ["State size", "end"], ["Written", "end"], ["In flight", "end"], ["Subtasks", "end"], "Details"],
       history.map((entry) => h("tr", { key: entry.id },
         h("th", { scope: "row", class: "end" }, h("button", { type: "button", class: "pick", "aria-pressed": String(entry.id === data.parts?.entry.id), onclick: () => choose(entry.id), title: "Show its subtasks" }, entry.id)),
@@ -52,7 +54,6 @@ export function view({ data, base, ui, reload }) {
         h("td", { class: "end" }, `${entry.num_acknowledged_subtasks} of ${entry.num_subtasks}`),
         h("td", { class: "wide path" }, entry.failure_message ?? entry.external_path ?? ""))),
       "No checkpoint has been started yet."),
-    data.parts ? details(data.parts) : null,
   ];
 }
 

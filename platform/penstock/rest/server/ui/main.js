@@ -82,7 +82,7 @@ function draw() {
   const { page, data, error, fresh } = shown;
   const context = { ...shown, update: draw, reload };
   document.title = `${page.title(shown)} · penstock`;
-  pulse.textContent = error && !error.status ? "not connected, trying again" : data ? "live" : "loading";
+  pulse.textContent = error && !error.status ? "not connected, trying again" : data ? "connected" : "loading";
   document.getElementById("reader").textContent = reader();
   pulse.className = `pulse ${error ? "bad" : "good"}`;
   render(document.getElementById("sections"), SECTIONS.map(([href, name]) =>
