@@ -157,6 +157,10 @@ _WAYS = {
     "foreach_batch": ".map_batches(f), or .sink_to(sink, uid='out')",
     "with_column": ".with_columns(total=...)",
     "where": ".filter(condition)",
+    # names that need keys
+    "window": ".key_by('column').window(...), or .window_all(...) over all rows",
+    "interval_join": "a.key_by('k').interval_join(b.key_by('k'), '-5s', '5s')",
+    "timers": "a ps.KeyedProcessFunction after .key_by('column'): timers need keys",
 }
 
 

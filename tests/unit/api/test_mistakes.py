@@ -503,6 +503,17 @@ MISTAKES = {
         "FileSink: '' is not a local folder",
         "every worker sees",
     ),
+    # before key_by
+    "a window without keys": (
+        'timed.window(ps.Tumbling("1m"))',
+        "no attribute 'window'",
+        r"\.key_by\('column'\)\.window",
+    ),
+    "a join without keys": (
+        'timed.interval_join(timed, "-1s", "1s")',
+        "no attribute 'interval_join'",
+        r"a\.key_by\('k'\)\.interval_join\(b\.key_by",
+    ),
     # Python
     "a syntax error": ("env.execute(", r"SyntaxError: '\(' was never closed \(", r"correct the line: env\.execute\("),
     "an argument of a class misspelt": (

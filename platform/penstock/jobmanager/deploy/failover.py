@@ -29,7 +29,7 @@ _PERMANENT = (
     "RecordTooLargeError",
 )
 #: Errors raised by a user function, about its return value, or about the packages that it requires.
-_USER_CODE = ("UserFunctionError", "ColumnError", "RequirementsError")
+_USER_CODE = ("UserFunctionError", "ColumnError", "RequirementsError", "SystemExit")
 #: Error of a task that lost the connection to another worker.
 _CONNECTION_LOST = "ConnectionLostError"
 _PEER = re.compile(r"\bworker (\S+) ")

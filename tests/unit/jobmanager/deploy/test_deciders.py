@@ -298,6 +298,7 @@ def test_worker_ids_which_name_files_are_never_repeated_however_often_a_job_rest
         ("StateTooLargeError: keyed state of n needs 5 bytes", Cause.PERMANENT),
         ("RequirementsError: the job has requirements", Cause.USER_CODE),
         ("UserFunctionError: map 'm': ValueError: x", Cause.USER_CODE),
+        ("SystemExit: 3", Cause.USER_CODE),
         ("ValueError: BadRecordError: x", Cause.TRANSIENT),
         ("worker w was lost: killed", Cause.TRANSIENT),
         ("", Cause.TRANSIENT),
