@@ -1,4 +1,4 @@
-"""The jobs of the backfill's bench over orders from Parquet or generated; `BENCH_KIND` chooses one."""
+"""The jobs of the backfill's bench over orders from Parquet, from Kafka or generated; `BENCH_KIND` chooses one."""
 
 import os
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from datetime import datetime
 import penstock as ps
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink, FileSource
+from penstock_connectors.kafka import KafkaSource
 
 KIND = os.environ["BENCH_KIND"]
 
@@ -45,6 +46,8 @@ class BySecond(ps.KeyedProcessFunction):
 def orders(env, uid):
     if "BENCH_PARQUET" in os.environ:
         source = FileSource(f"{os.environ['BENCH_PARQUET']}/{uid}", Order, format="parquet")
+    elif "BENCH_KAFKA" in os.environ:
+        source = KafkaSource(os.environ["BENCH_KAFKA"], topic=uid, schema=Order, bounded="latest")
     else:
         source = DatagenSource(
             rows=int(os.environ["BENCH_ROWS"]), splits=3, users=int(os.environ["BENCH_USERS"]), event_rate=100_000,

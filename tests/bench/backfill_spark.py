@@ -1,19 +1,40 @@
-"""The bench's jobs as plain Spark, without penstock: `python backfill_spark.py KIND CORES INPUT OUTPUT`."""
+"""The bench's jobs as plain Spark, without penstock: `python backfill_spark.py KIND MASTER INPUT JARS OUTPUT`.
+
+INPUT is a folder of Parquet files; with JARS, Spark's Kafka connector, it is the address of a broker.
+"""
 
 import os
 import sys
+from pathlib import Path
 
 import pyarrow as pa
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
-kind, cores, source, target = sys.argv[1:]
+kind, master, source, jars, target = sys.argv[1:]
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-builder = SparkSession.builder.master(f"local[{cores}]").config("spark.ui.enabled", "false")
+if master.startswith("local-cluster"):  # its executors write below Spark's installation
+    home = Path("home").absolute()
+    home.mkdir()
+    for entry in Path(next(iter(pyspark.__path__))).iterdir():
+        (home / entry.name).symlink_to(entry)
+    os.environ |= {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "127.0.0.1"}
+builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false").config("spark.jars", jars)
 session = builder.config("spark.driver.host", "127.0.0.1").config("spark.sql.session.timeZone", "UTC").getOrCreate()
-orders = session.read.parquet(f"{source}/orders")
+
+
+def read(name):
+    if not jars:
+        return session.read.parquet(f"{source}/{name}")
+    given = session.read.format("kafka").option("kafka.bootstrap.servers", source).option("subscribe", name).load()
+    row = F.from_json(F.col("value").cast("string"), "user_id long, amount long, ts long").alias("row")
+    return given.select(row).select("row.user_id", "row.amount", F.timestamp_micros("row.ts").alias("ts"))
+
+
+orders = read("orders")
 
 
 def aggregated(window):
@@ -26,9 +47,7 @@ def aggregated(window):
 
 
 def joined():
-    others = session.read.parquet(f"{source}/others").select(
-        F.col("user_id").alias("other"), F.col("ts").alias("ts_right")
-    )
+    others = read("others").select(F.col("user_id").alias("other"), F.col("ts").alias("ts_right"))
     near = F.expr("ts_right between ts - interval 20 milliseconds and ts + interval 20 milliseconds")
     return orders.join(others, (F.col("user_id") == F.col("other")) & near).select("user_id", "ts", "ts_right")
 

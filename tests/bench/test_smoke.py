@@ -66,3 +66,23 @@ def test_a_job_with_state_runs_again_after_each_change():
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, cwd=HERE.parents[1])
     assert done.returncode == 0, done.stderr
     assert [line["way"] for line in map(json.loads, done.stdout.splitlines()) if "gap_s" in line] == ways
+
+
+@pytest.mark.nightly
+@pytest.mark.servers
+def test_a_backfill_of_a_topic_gives_what_plain_spark_gives():
+    assert backfill("--source", "kafka", "--cores", 1) == ["spark-1", "here"]
+
+
+@pytest.mark.nightly
+def test_a_backfill_on_executors_gives_what_plain_spark_gives():
+    assert backfill("--executors", 1, 2) == ["spark-1", "spark-2"]
+
+
+def backfill(*arguments):
+    """Run the backfill's bench, small; return the results that it compared with those of plain Spark."""
+    command = [sys.executable, "-m", "tests.bench.backfill", "windows", "--rows", "400000", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, cwd=HERE.parents[1])
+    assert done.returncode == 0, done.stderr
+    lines = map(json.loads, done.stdout.splitlines())
+    return [line["checked"] for line in lines if line.get("rows") and "checked" in line]

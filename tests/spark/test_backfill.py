@@ -167,7 +167,7 @@ def test_a_function_that_raises_is_told_with_its_lines_and_the_row(engine, tmp_p
     assert re.search(r"^row 1 of a batch of \d+: .*user_id=\d+[^\n]*\Z", note, re.MULTILINE), note
 
 
-def test_the_live_job_goes_on_from_the_command_line_with_late_rows_accounted_for(tmp_path):
+def test_the_live_job_goes_on_from_the_command_line_with_late_rows_accounted_for(tmp_path, monkeypatch):
     golden = Golden("windows", tmp_path, disorder_ms=2_000, bound_ms=300)
     environment = {**os.environ, **golden.environment}
     (tmp_path / "events").mkdir()
@@ -181,6 +181,9 @@ def test_the_live_job_goes_on_from_the_command_line_with_late_rows_accounted_for
     told = json.loads(done.stdout)
     log = "".join(file.read_text() for file in (tmp_path / "events").rglob("events*") if file.is_file())
     assert '"App Name":"x y"' in log, "settings of Spark did not reach it"
+    begun = [event for event in map(json.loads, log.splitlines()) if event["Event"] == "SparkListenerJobStart"]
+    shown = {event["Properties"].get("spark.job.description") for event in begun}
+    assert shown == {f"backfill of golden-windows: {vertex.name}" for vertex in golden.graph(monkeypatch).vertices}
     assert told["watermark"] == golden.watermark(CUTS)
     before = golden.staged(told["savepoint"])
     assert before == golden.expected(CUTS, told["watermark"])

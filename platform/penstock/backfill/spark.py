@@ -32,7 +32,7 @@ from penstock.backfill.stages import Stage, TaskResult, feeds
 from penstock.backfill.task import run_parts, run_source
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import PenstockError
-from penstock.snapshots.on_spark.spark_session import reason_of
+from penstock.snapshots.on_spark.spark_session import described, reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,7 +89,8 @@ class SparkEngine:
             self._given[stage.vertex.id] = given.persist(StorageLevel.DISK_ONLY)
         progress(stage, 0, stage.parts)
         try:
-            found = given.where(F.col("edge") == NO_EDGE).select("data").collect()
+            with described(self._session, f"backfill of {stage.job_name}: {stage.vertex.name}"):
+                found = given.where(F.col("edge") == NO_EDGE).select("data").collect()
         except (PySparkException, Py4JError) as error:
             msg = f"stage {stage.vertex.name!r} failed on Spark: {reason_of(error)}"
             failed = BackfillFailedError(msg, hint="no savepoint was written")

@@ -24,7 +24,7 @@ from penstock.core.errors import StorageError, UsageError
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import KeyedStateSnapshot
-from penstock.snapshots.on_spark.spark_session import reason_of
+from penstock.snapshots.on_spark.spark_session import described, reason_of
 from penstock.snapshots.rewrite.key_expressions import KeyColumn, keeps_apart, keys_of, require_by_key
 from penstock.snapshots.rewrite.prepared import PreparedRun
 from penstock.snapshots.rewrite.rekey import (
@@ -66,7 +66,8 @@ def on_spark(session: SparkSession) -> Run:
             return []
         encoded = [msgspec.msgpack.encode(task) for task in tasks]
         sent = session.sparkContext.parallelize(encoded, len(encoded))
-        written = gathered(sent.map(functools.partial(_write, source.uri, target.uri)))
+        with described(session, f"write {target.uri} from {source.uri}"):
+            written = gathered(sent.map(functools.partial(_write, source.uri, target.uri)))
         return [msgspec.msgpack.decode(state, type=KeyedStateSnapshot) for state in written]
 
     return run
@@ -169,10 +170,12 @@ class SparkRekey:
         parts = len(pieces)
         read = self._session.sparkContext.parallelize(pieces, parts)
         if keeps_apart(work.key, pa.schema([old.field(name) for name in key_names(old)])):
-            found = gathered(read.map(_measure))
+            scanned = read.map(_measure)
         else:
-            scanned = read.flatMap(functools.partial(_scan_keys, parts)).partitionBy(parts, _itself)
-            found = gathered(scanned.mapPartitions(_require_unique_keys))
+            moved = read.flatMap(functools.partial(_scan_keys, parts)).partitionBy(parts, _itself)
+            scanned = moved.mapPartitions(_require_unique_keys)
+        with described(self._session, f"compute the new keys of {first.parts[0].uid} in {work.snapshot.store.uri}"):
+            found = gathered(scanned)
         loads = _loads(work, [msgspec.msgpack.decode(one, type=_KeyStatistics) for one in found])
         return _OnSpark(self._session, pieces, schemas, loads)
 
@@ -199,7 +202,9 @@ class _OnSpark:
             .partitionBy(len(state_ranges), _itself)
             .mapPartitionsWithIndex(functools.partial(_write_rekeyed, encoded, target.uri))
         )
-        return [msgspec.msgpack.decode(state, type=KeyedStateSnapshot) for state in gathered(written)]
+        with described(self.session, f"write {target.uri} with new keys of {', '.join(self.schemas)}"):
+            found = gathered(written)
+        return [msgspec.msgpack.decode(state, type=KeyedStateSnapshot) for state in found]
 
 
 def _loads(work: RekeyRequest, statistics: Sequence[_KeyStatistics]) -> dict[str, Loads]:

@@ -26,6 +26,7 @@ _OWN_SETTINGS = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "f
 _LOOPBACK = "127.0.0.1"
 _LOCAL_SETTINGS = {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
 _JVM_END_SECONDS = 20.0
+_DESCRIPTION = "spark.job.description"
 _NO_SETTINGS: Mapping[str, str] = {}
 
 
@@ -58,6 +59,18 @@ def open_session(master: str, settings: Mapping[str, str] = _NO_SETTINGS) -> Ite
                 session.stop()
             if not others:
                 _end_jvm()
+
+
+@contextlib.contextmanager
+def described(session: SparkSession, text: str) -> Iterator[None]:
+    """Show a text in Spark's web interface and event log for the jobs and stages that the block starts."""
+    context = session.sparkContext
+    context.setJobDescription(text)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Py4JError, OSError):  # its JVM may be gone: the block says why
+            context.setLocalProperty(_DESCRIPTION, None)  # type: ignore[arg-type]  # None removes it
 
 
 def reason_of(error: BaseException) -> str:
