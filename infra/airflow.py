@@ -74,11 +74,15 @@ class LocalAirflow:
             passwords.write_text(json.dumps({"admin": secrets.token_urlsafe(12)}))
         self._save()
         if not (self.home / "airflow.db").exists():
+            say("creating Airflow's database ...")
             self._run([str(BIN / "airflow"), "db", "migrate"])
         for name, arguments in COMPONENTS.items():
             if not alive(self.record["pids"].get(name)):
+                say(f"starting Airflow's {name} ...")
                 self._spawn(name, [str(BIN / "airflow"), *arguments])
-        self._wait_healthy()
+        if not self.healthy():
+            say("waiting until Airflow is healthy ...")
+            self._wait_healthy()
 
     def stop(self) -> None:
         """Stop all parts."""
@@ -106,6 +110,7 @@ class LocalAirflow:
         return all(found[name]["status"] == "healthy" for name in HEALTH)
 
     def _start_cluster(self) -> None:
+        say("starting a penstock cluster ...")
         said = self._run([str(BIN / "penstock"), "cluster", "start", "--rest-port", "0", "--slots", "4", "--json"])
         self.record |= {"cluster": json.loads(said.splitlines()[-1])["rest"], "own_cluster": True}
 
@@ -185,6 +190,11 @@ class LocalAirflow:
             "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
             "AIRFLOW__SCHEDULER__ENABLE_HEALTH_CHECK": "False",
         }
+
+
+def say(line: str) -> None:
+    """Print a step to standard error: standard output has the answer."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def alive(pid: int | None) -> bool:

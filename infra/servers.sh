@@ -16,20 +16,27 @@ running() {
 
 case ${1:-} in
 start)
+  shift
+  [[ $# -gt 0 ]] || set -- kafka minio
   if running; then
     cat "$data/servers.out"
+    for name in "$@"; do
+      if ! grep -qi "\"server\": \"$name\"" "$data/servers.out"; then
+        echo "error: the running servers have no $name; run infra/servers.sh stop, then start" >&2
+        exit 1
+      fi
+    done
     exit 0
   fi
-  shift
   python3 "$root/infra/bootstrap.py" servers "$@"
   mkdir -p "$data"
-  wanted=$(($# > 0 ? $# : 2))
+  echo "starting $* ..." >&2
   setsid "$root/.venv/bin/python" -m penstock_lab.servers run "$@" --data "$data" \
     --kafka-port "${KAFKA_PORT:-19092}" --minio-port "${MINIO_PORT:-19000}" \
     >"$data/servers.out" 2>"$data/servers.err" </dev/null &
   echo $! >"$pid_file"
   for _ in $(seq 1200); do
-    if [[ $(wc -l 2>/dev/null <"$data/servers.out" || echo 0) -ge $wanted ]]; then
+    if [[ $(wc -l 2>/dev/null <"$data/servers.out" || echo 0) -ge $# ]]; then
       cat "$data/servers.out"
       exit 0
     fi
