@@ -82,3 +82,12 @@ def utc_text(timestamp_ms: int) -> str:
     """Return a time in milliseconds since the epoch as a person reads it in UTC: `2026-11-25 10:00:00`."""
     moment = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=timestamp_ms)
     return moment.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration_text(duration_ms: int) -> str:
+    """Return a duration in milliseconds with one unit: `12.0 s`, `3.5 min`, `4.0 h`, `3.0 days`."""
+    seconds = duration_ms / 1000
+    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 3 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.1f} s"

@@ -6,12 +6,19 @@ The source of `penstock story` and of error messages with a history.
 from __future__ import annotations
 
 import heapq
+import re
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
+from penstock.core.clock import duration_text
 from penstock.core.structs import prepare
 
+#: The text of a periodic checkpoint, and the least number of them that become one entry.
+_COMPLETED = re.compile(r"checkpoint:(\d+) completed\b")
+_LEAST_SERIES = 3
 #: Kinds that repeat; kept apart so that they do not displace decisions.
 ROUTINE = frozenset({"checkpoint"})
 
@@ -73,3 +80,23 @@ def merge_event_logs(recorded: Iterable[Entry], log: Iterable[Entry], own: Itera
     known = {(entry.generation, entry.kind, entry.text) for entry in merged}
     merged += [entry for entry in log if (entry.generation, entry.kind, entry.text) not in known]
     return (*sorted(merged, key=lambda entry: (entry.generation, entry.at_ms)), *own)
+
+
+def condensed(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return entries in the form of REST, with one for each series of completed checkpoints of a job and leader."""
+    shown: list[dict[str, Any]] = []
+    for (_, _, routine), group in groupby(entries, _series):
+        series = list(group)
+        if not routine or len(series) < _LEAST_SERIES:
+            shown += series
+            continue
+        first, last = (_COMPLETED.match(entry["text"]) for entry in (series[0], series[-1]))
+        span = duration_text(series[-1]["at_ms"] - series[0]["at_ms"])
+        text = f"checkpoints {first and first[1]} to {last and last[1]} completed, {len(series)} in {span}"
+        shown.append({**series[0], "text": text})
+    return shown
+
+
+def _series(entry: dict[str, Any]) -> tuple[str, int, bool]:
+    routine = entry["kind"] == "checkpoint" and _COMPLETED.match(entry["text"]) is not None
+    return entry["job_id"], entry["generation"], routine

@@ -5,8 +5,6 @@ The latter has rows of sources and sinks, watermark, checkpoints, problems, and 
 
 from __future__ import annotations
 
-import re
-from itertools import groupby
 from typing import Any
 
 from rich.markup import escape
@@ -22,12 +20,10 @@ from penstock.client.failures import (
     unreachable_sources,
 )
 from penstock.client.operation_progress import request_lines
-from penstock.core.clock import utc_text
+from penstock.core.clock import duration_text, utc_text
 from penstock.core.errors import ALL_FRAMES, without_all_frames
+from penstock.core.event_log import condensed
 
-#: The text of a periodic checkpoint in the event log, and the least number of them in one line.
-_COMPLETED = re.compile(r"checkpoint:(\d+) completed\b")
-_LEAST_SERIES = 3
 _MORE = "(all frames: penstock show --all)"
 
 #: A watermark above this one (ms) is the end of all input.
@@ -84,17 +80,9 @@ def watermark_line(summary: dict[str, Any], now_ms: int) -> str:
     if lag_ms is None:
         since = " since the restart" if summary.get("restarts") else " yet"
         return f"watermark: none{since}" if summary["watermark"] is None else "watermark: end of input"
-    lag = f"lag {_span(lag_ms)}" if lag_ms >= 0 else f"{_span(-lag_ms)} ahead of the clock"
+    lag = f"lag {duration_text(lag_ms)}" if lag_ms >= 0 else f"{duration_text(-lag_ms)} ahead of the clock"
     at_end = " when the job ended" if summary.get("ended") else ""
     return f"watermark: {utc_text(int(summary['watermark']))} UTC, {lag}{at_end}"
-
-
-def _span(duration_ms: int) -> str:
-    seconds = duration_ms / 1000
-    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 3 * size:
-            return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:.1f} s"
 
 
 def load_lines(findings: list[dict[str, Any]]) -> list[str]:
@@ -154,7 +142,7 @@ def story_lines(entries: list[dict[str, Any]]) -> list[str]:
     for entry in entries:
         leaders.setdefault(entry["job_id"], set()).add(entry["generation"])
     lines, job, leader = list[str](), "", 0
-    for entry in _condensed(entries):
+    for entry in condensed(entries):
         job_id, generation = entry["job_id"], entry["generation"]
         if job_id != job and len(leaders) > 1:
             lines.append(f"--- job {job_id}")
@@ -163,26 +151,6 @@ def story_lines(entries: list[dict[str, Any]]) -> list[str]:
         lines.append(f"{utc_text(entry['at_ms'])} {entry['kind']:<12} {entry['text']}")
         job, leader = job_id, generation
     return lines
-
-
-def _condensed(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the entries with one for each series of completed checkpoints."""
-    shown: list[dict[str, Any]] = []
-    for (job_id, generation, routine), group in groupby(entries, _series):
-        series = list(group)
-        if not routine or len(series) < _LEAST_SERIES:
-            shown += series
-            continue
-        first, last = (_COMPLETED.match(entry["text"]) for entry in (series[0], series[-1]))
-        span = _span(series[-1]["at_ms"] - series[0]["at_ms"])
-        text = f"checkpoints {first and first[1]} to {last and last[1]} completed, {len(series)} in {span}"
-        shown.append({**series[0], "text": text, "job_id": job_id, "generation": generation})
-    return shown
-
-
-def _series(entry: dict[str, Any]) -> tuple[str, int, bool]:
-    routine = entry["kind"] == "checkpoint" and _COMPLETED.match(entry["text"]) is not None
-    return entry["job_id"], entry["generation"], routine
 
 
 def replaced_jobmanagers(summary: dict[str, Any]) -> str:

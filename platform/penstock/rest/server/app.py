@@ -18,6 +18,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 import penstock
+from penstock.core import event_log
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.core.secrets import redact
 from penstock.rest.diagnose import job_watch as watch
@@ -231,8 +232,9 @@ def _add_own_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> 
         return await fast_routes.wait(dispatcher, job_id, ms, clock)
 
     @router.get("/penstock/jobs/{job_id}/story")
-    async def story(job_id: str) -> dict[str, Any]:
-        return {"entries": [msgspec.to_builtins(entry) for entry in await dispatcher.story(job_id)]}
+    async def story(job_id: str, condensed: bool = False) -> dict[str, Any]:
+        entries = [msgspec.to_builtins(entry) for entry in await dispatcher.story(job_id)]
+        return {"entries": event_log.condensed(entries) if condensed else entries}
 
     @router.get("/penstock/jobs/{job_id}/workers")
     async def workers(job_id: str) -> dict[str, Any]:
