@@ -4,19 +4,15 @@ Called by `backfill`. A topic has one partition for each split. `ts` is an integ
 read without parsing text.
 """
 
-import shutil
-import subprocess
+import sys
 
 import polars as pl
 import pyspark
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock_connectors.datagen.source import orders as generated
-from penstock_lab.servers.provision import COPY_DEPENDENCIES, cache_root, fresh, locked
-from penstock_lab.servers.spec import silent
+from penstock_lab.bench.jobs.topics import create, fill
+from penstock_lab.servers.provision import cache_root, fetch_jars, locked
 
-LIMIT_S = 900
 BATCH_ROWS = 100_000
 #: Spark's connector with what it needs; PySpark has the excluded jars.
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -38,46 +34,33 @@ EXCLUDED = (
 )  # fmt: skip
 
 
-def fill_topic(bootstrap, topic, pattern, rows):
-    """Write the generated rows, one partition for each split; `rows` is the number of each."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    for future in admin.create_topics([NewTopic(topic, pattern.splits, 1)]).values():
-        future.result(60)
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "queue.buffering.max.messages": 400_000})
-    for partition, count in enumerate(rows):
+def fill_topic(bootstrap, topic, pattern, counts):
+    """Write the generated rows, one partition for each split; `counts` is the number of each."""
+    create(bootstrap, topic, pattern.splits)
+    fill(bootstrap, topic, messages(pattern, counts))
+
+
+def messages(pattern, counts):
+    """Yield partition, key and value of each message."""
+    for partition, count in enumerate(counts):
         for low in range(0, count, BATCH_ROWS):
             batch = generated(pattern, partition, low, min(BATCH_ROWS, count - low))
             frame = pl.DataFrame(pl.from_arrow(batch)).with_columns(pl.col("ts").dt.timestamp("us"))
-            for message in frame.select(pl.struct(pl.all()).struct.json_encode()).to_series():
-                produce(producer, topic, message, partition)
-    assert producer.flush(LIMIT_S) == 0, f"the broker at {bootstrap} does not take the rows of {topic}"
-
-
-def produce(producer, topic, message, partition):
-    """Give the producer a message, once it has room."""
-    while True:
-        try:
-            producer.produce(topic, message, partition=partition)
-        except BufferError:
-            producer.poll(0.05)
-        else:
-            return
+            for value in frame.select(pl.struct(pl.all()).struct.json_encode()).to_series():
+                yield partition, None, value.encode()
 
 
 def connector_jars():
     """Return the paths of the jars, of PySpark's version; Maven fetches them once for a machine."""
-    place = cache_root() / "spark-kafka" / pyspark.__version__
-    with locked("spark-kafka", silent):
-        if not place.exists():
-            stage = fresh(place.with_name(f"{place.name}.new"))
-            stage.mkdir(parents=True)
+    home = cache_root() / "spark-kafka" / pyspark.__version__
+    with locked("spark-kafka", tell):
+        if not (home / "libs").exists():
             exclusions = "".join(EXCLUSION.format(group=group, artifact=artifact) for group, artifact in EXCLUDED)
-            (stage / "pom.xml").write_text(POM.format(version=pyspark.__version__, exclusions=exclusions))
-            maven = [shutil.which("mvn") or "mvn", "-B", "-ntp", COPY_DEPENDENCIES, "-DincludeScope=runtime"]
-            done = subprocess.run(
-                [*maven, f"-DoutputDirectory={stage}/libs"], cwd=stage, capture_output=True, text=True, timeout=LIMIT_S
-            )
-            assert done.returncode == 0, done.stdout[-2000:]
-            (stage / "libs").rename(place)
-            shutil.rmtree(stage)
-    return sorted(map(str, place.glob("*.jar")))
+            pom = POM.format(version=pyspark.__version__, exclusions=exclusions)
+            fetch_jars("Spark's Kafka connector", home, pom, tell)
+    return sorted(map(str, (home / "libs").glob("*.jar")))
+
+
+def tell(line):
+    """Print a line of progress; standard output has the figures."""
+    print(line, file=sys.stderr, flush=True)

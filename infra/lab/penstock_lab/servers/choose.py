@@ -41,7 +41,7 @@ def prepare(progress: Progress, servers: Collection[str] = SERVERS) -> None:
     """Do the slow preparation once per machine: pull the images, or fetch Kafka and build MinIO."""
     if uses_containers():
         try:
-            containers.fetch_images(progress)
+            containers.fetch_images(progress, servers)
         except PenstockError as error:
             if server_mode() != "auto":
                 raise

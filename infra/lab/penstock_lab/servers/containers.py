@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from penstock.core.clock import SystemClock
@@ -48,13 +48,14 @@ def engine_answers() -> bool:
     return False
 
 
-def fetch_images(progress: Progress) -> None:
-    """Pull the missing images."""
+def fetch_images(progress: Progress, servers: Collection[str]) -> None:
+    """Pull the missing images of these servers."""
     import docker
 
     engine = docker.from_env(timeout=PULL_TIMEOUT_S)
     try:
-        for image in (kafka_image(), minio_image()):
+        images = {"kafka": kafka_image(), "minio": minio_image()}
+        for image in (images[name] for name in servers):
             with contextlib.suppress(docker.errors.ImageNotFound):
                 engine.images.get(image)
                 continue

@@ -98,24 +98,26 @@ def go_program() -> str:
 def ensure_kafka_jars(progress: Progress = silent) -> Path:
     """Fetch the broker's jars if they are missing; return their folder."""
     java_program()
-    home = kafka_home()
-    if kafka_is_ready():
-        return home
+    if not kafka_is_ready():
+        with locked("kafka", progress):
+            if not kafka_is_ready():
+                fetch_jars(f"Kafka {KAFKA_VERSION}", kafka_home(), package_text("kafka-pom.xml"), progress)
+    return kafka_home()
+
+
+def fetch_jars(title: str, home: Path, pom: str, progress: Progress) -> None:
+    """Fetch the dependencies of a Maven project into `libs` of a folder; the caller holds the lock."""
     maven = shutil.which("mvn")
     if maven is None:
         raise PenstockError(
-            "Maven (mvn) is needed to fetch Kafka and was not found",
+            f"Maven (mvn) is needed to fetch {title} and was not found",
             hint="install it, on Debian or Ubuntu: apt-get install -y maven",
         )
-    with locked("kafka", progress):
-        if kafka_is_ready():
-            return home
-        with _staging(home) as stage:
-            (stage / "pom.xml").write_text(package_text("kafka-pom.xml"))
-            options = ["-B", "-ntp", COPY_DEPENDENCIES, "-DincludeScope=runtime", f"-DoutputDirectory={stage / 'libs'}"]
-            _run(Step(f"fetching Kafka {KAFKA_VERSION} with Maven", [maven, *options], stage, FETCH_LIMIT_MS), progress)
-            (stage / "libs").rename(fresh(home / "libs"))
-    return home
+    with _staging(home) as stage:
+        (stage / "pom.xml").write_text(pom)
+        options = ["-B", "-ntp", COPY_DEPENDENCIES, "-DincludeScope=runtime", f"-DoutputDirectory={stage / 'libs'}"]
+        _run(Step(f"fetching {title} with Maven", [maven, *options], stage, FETCH_LIMIT_MS), progress)
+        (stage / "libs").rename(fresh(home / "libs"))
 
 
 def ensure_minio(progress: Progress = silent) -> Path:

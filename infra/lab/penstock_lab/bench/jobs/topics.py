@@ -1,14 +1,14 @@
 """Kafka topics of the benchmarks: events as JSON in four partitions by user, and windows read back as one checksum.
 
-Used by w4, and by w5 for a peer that reads only from Kafka. Every topic has a unique name, so that a broker can be
-reused.
+Used by w4, and by w5 for a peer that reads only from Kafka; `create` and `fill` also by the bench of backfills. Topics
+of `Topics` have unique names, so that a broker can be reused.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -42,8 +42,8 @@ class Topics:
         """Return the topic with this many events; it is filled at the first call."""
         if events not in self._sources:
             topic = f"bench-{self._run}-in-{events}"
-            _create(self.bootstrap, topic)
-            self._fill(topic, events)
+            create(self.bootstrap, topic)
+            fill(self.bootstrap, topic, self._messages(events))
             self._sources[events] = topic
         return self._sources[events]
 
@@ -51,7 +51,7 @@ class Topics:
         """Return a new empty topic."""
         self._sinks += 1
         topic = f"bench-{self._run}-out-{self._sinks}"
-        _create(self.bootstrap, topic)
+        create(self.bootstrap, topic)
         return topic
 
     def trial(self, events: int) -> Trial:
@@ -68,27 +68,31 @@ class Topics:
         counts = ",".join(map(str, stops(events).values()))
         return {"bootstrap": self.bootstrap, "topic": self.source(events), "stops": counts}
 
-    def _fill(self, topic: str, events: int) -> None:
-        from confluent_kafka import Producer
-
-        producer = Producer(
-            {"bootstrap.servers": self.bootstrap, "linger.ms": 50, "queue.buffering.max.messages": 400_000}
-        )
+    def _messages(self, events: int) -> Iterator[tuple[int, bytes | None, bytes]]:
         for low in range(0, events, _CHUNK):
             columns = (column.tolist() for column in reference.events(low, min(low + _CHUNK, events)))
             for user, amount, time in zip(*columns, strict=True):
                 value = b'{"user_id":%d,"amount":%d,"ts_ms":%d}' % (user, amount, time)
-                key = b"%d" % user if self._keyed else None
-                while True:
-                    try:
-                        producer.produce(topic, value, key, partition=user % PARTITIONS)
-                        break
-                    except BufferError:
-                        producer.poll(0.05)
+                yield user % PARTITIONS, b"%d" % user if self._keyed else None, value
+
+
+def fill(bootstrap: str, topic: str, messages: Iterable[tuple[int, bytes | None, bytes]]) -> None:
+    """Write messages to a topic: partition, key and value of each."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "queue.buffering.max.messages": 400_000})
+    for number, (partition, key, value) in enumerate(messages):
+        while True:
+            try:
+                producer.produce(topic, value, key, partition=partition)
+                break
+            except BufferError:
+                producer.poll(0.05)
+        if not number % _CHUNK:
             producer.poll(0)
-        left = producer.flush(_SECONDS)
-        if left:
-            raise ConnectorError(f"{left} events were not taken by the broker at {self.bootstrap} in {_SECONDS} s")
+    left = producer.flush(_SECONDS)
+    if left:
+        raise ConnectorError(f"{left} events were not taken by the broker at {bootstrap} in {_SECONDS} s")
 
 
 @cache
@@ -111,7 +115,7 @@ class Windows(NamedTuple):
 
 
 def windows(bootstrap: str, topic: str, events: int) -> Windows:
-    """Read a topic back; its broker stamps the arrivals (`_create`)."""
+    """Read a topic back; its broker stamps the arrivals (`create`)."""
     everything = 0
     cut = reference.last_sure_window(events, _SIZE_MS)
     result = [0, 0, 0, 0]
@@ -133,10 +137,11 @@ def _ms(time: int | str) -> int:
     return int(np.datetime64(time.rstrip("Z").partition("+")[0], "ms").astype(np.int64))
 
 
-def _create(bootstrap: str, topic: str) -> None:
+def create(bootstrap: str, topic: str, partitions: int = PARTITIONS) -> None:
+    """Create a topic whose records have the times of their arrival at the broker."""
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-    made = NewTopic(topic, PARTITIONS, 1, config={"message.timestamp.type": "LogAppendTime"})
+    made = NewTopic(topic, partitions, 1, config={"message.timestamp.type": "LogAppendTime"})
     admin = AdminClient({"bootstrap.servers": bootstrap})  # must outlive its futures
     for future in admin.create_topics([made], operation_timeout=20).values():
         try:
