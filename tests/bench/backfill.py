@@ -24,6 +24,7 @@ from tests.bench.backfill_kafka import connector_jars, fill_topic
 
 from penstock.connector.staging import decode_chunk
 from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.on_spark.spark_session import on_this_machine
 from penstock_connectors.datagen.source import OrderPattern
 from penstock_connectors.datagen.source import orders as generated
 from penstock_lab.bench.measuring.tree_meter import TreeMeter, become_reaper
@@ -44,18 +45,21 @@ KINDS = {
 
 
 def ways(options, folder, given):
-    """Each way's name, command and parallelism; `given` is the input of plain Spark, or empty."""
+    """Each way's name, command, parallelism, and Spark's master if penstock does not start it.
+
+    `given` is the input of plain Spark, or empty.
+    """
     for count in options.executors or options.cores:
         master = f"local-cluster[{count},1,1024]" if options.executors else f"local[{count}]"
         if not options.executors:
-            yield f"live, parallelism {count}", [*CLI, "run", str(JOB), "--json"], count
+            yield f"live, parallelism {count}", [*CLI, "run", str(JOB), "--json"], count, ""
         spark = [*CLI, "backfill", str(JOB), "--to", f"{folder}/spark-{count}", "--master", master, "--json"]
-        yield f"Spark, {master}", [*spark, "--parts", str(2 * count)], count
+        yield f"Spark, {master}", [*spark, "--parts", str(2 * count)], count, ""
         if given:
             plain = [sys.executable, str(PLAIN_SPARK), options.kind, master, *given, f"{folder}/plain-{count}"]
-            yield f"plain Spark, {master}", plain, count
+            yield f"plain Spark, {master}", plain, count, master
     if not options.executors:
-        yield "one process", [*CLI, "backfill", str(JOB), "--to", f"{folder}/here", "--parts", "2", "--json"], 1
+        yield "one process", [*CLI, "backfill", str(JOB), "--to", f"{folder}/here", "--parts", "2", "--json"], 1, ""
 
 
 @contextlib.contextmanager
@@ -149,11 +153,12 @@ def main():
         written_input(options, Path(top)) as (given, found_by),
     ):
         common = {"BENCH_KIND": options.kind, "BENCH_ROWS": str(options.rows), "BENCH_USERS": str(users), **found_by}
-        for number, (name, command, cores) in enumerate(ways(options, top, given)):
+        for number, (name, command, cores, master) in enumerate(ways(options, top, given)):
             folder = Path(top, f"run-{number}")
             folder.mkdir()
             own = {"BENCH_FOLDER": str(folder), "BENCH_CORES": str(cores)}
-            seconds, cpu = measured(command, {**os.environ, **common, **own}, folder)
+            with on_this_machine(master, folder):
+                seconds, cpu = measured(command, {**os.environ, **common, **own}, folder)
             found = {"way": name, "kind": options.kind, "source": options.source, "rows": options.rows}
             found |= {"seconds": round(seconds, 1), "cpu_seconds": round(cpu, 1)}
             print(json.dumps(found | {"rows_a_cpu_second": round(options.rows / cpu) if cpu else None}), flush=True)

@@ -5,10 +5,8 @@ INPUT is a folder of Parquet files; with JARS, Spark's Kafka connector, it is th
 
 import os
 import sys
-from pathlib import Path
 
 import pyarrow as pa
-import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.udf import UserDefinedFunction
@@ -16,12 +14,6 @@ from pyspark.util import PythonEvalType
 
 kind, master, source, jars, target = sys.argv[1:]
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-if master.startswith("local-cluster"):  # its executors write below Spark's installation
-    home = Path("home").absolute()
-    home.mkdir()
-    for entry in Path(next(iter(pyspark.__path__))).iterdir():
-        (home / entry.name).symlink_to(entry)
-    os.environ |= {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "127.0.0.1"}
 builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false").config("spark.jars", jars)
 session = builder.config("spark.driver.host", "127.0.0.1").config("spark.sql.session.timeZone", "UTC").getOrCreate()
 

@@ -46,7 +46,7 @@ def open_session(master: str, settings: Mapping[str, str] = _NO_SETTINGS) -> Ite
     others = SparkContext._gateway is not None  # noqa: SLF001 - a JVM that this process uses besides
     with tempfile.TemporaryDirectory(prefix="penstock-spark-", ignore_cleanup_errors=True) as folder:
         try:
-            with _on_this_machine(master, Path(folder)), contextlib.chdir(folder):  # the JVM leaves a folder there
+            with on_this_machine(master, Path(folder)), contextlib.chdir(folder):  # the JVM leaves a folder there
                 session = builder.getOrCreate()
         except (PySparkException, Py4JError) as error:
             msg = f"Spark does not start with --master {master}: {reason_of(error)}"
@@ -111,7 +111,7 @@ def _end_jvm() -> None:
 
 
 @contextlib.contextmanager
-def _on_this_machine(master: str, folder: Path) -> Iterator[None]:
+def on_this_machine(master: str, folder: Path) -> Iterator[None]:
     """Bind the processes of `local-cluster[...]` to loopback, and keep their folders out of Spark's installation."""
     if not master.startswith("local-cluster"):
         yield
