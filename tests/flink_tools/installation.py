@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.support import class_archives
 
 from penstock.core.errors import PenstockError
+from penstock_lab.servers import class_archive
 from penstock_lab.servers.provision import cache_root, fresh, java_program, locked
 
 VERSION = "2.3.0"
@@ -102,10 +103,11 @@ class FlinkCli:
         action, *rest = words
         own = {"FLINK_CONF_DIR": str(self._conf), "JAVA_TOOL_OPTIONS": class_archives.SHORT_RUNS}
         environment = {**os.environ, **own, **self._headers}
-        archive = class_archives.place(f"flink-{VERSION}-{action}")
-        mapped = contextlib.nullcontext(class_archives.use(archive))
-        with mapped if archive.exists() else class_archives.written_to(archive) as options:
-            command = [java_program(), *options.split(), *log, *classes, action, *self._options, *rest]
+        java = java_program()
+        archive = class_archives.place(f"flink-{VERSION}-{action}", java)
+        mapping = class_archive.mapping(archive)
+        with contextlib.nullcontext(mapping) if mapping else class_archive.writing(archive) as options:
+            command = [java, *options, *log, *classes, action, *self._options, *rest]
             done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
         assert done.returncode == code, f"flink {' '.join(words)}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr

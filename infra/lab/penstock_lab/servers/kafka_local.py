@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.core.errors import PenstockError
-from penstock_lab.servers import provision
+from penstock_lab.servers import class_archive, provision
 from penstock_lab.servers.process import LOOPBACK, Command, LocalProcess, accepts, free_port
 from penstock_lab.servers.spec import Progress, silent
 
@@ -114,8 +114,7 @@ class LocalKafka:
         if self.pid is not None:
             return
         home = prepare_kafka(self._progress)
-        archive = home / "broker.jsa"
-        self._launch(home, [f"-XX:SharedArchiveFile={archive}"] if archive.exists() else [])
+        self._launch(home, class_archive.mapping(home / "broker.jsa"))
 
     def stop(self) -> None:
         if self._process is not None:
@@ -132,9 +131,9 @@ class LocalKafka:
     def remove(self) -> None:
         self.stop()
 
-    def launch_to_archive(self, home: Path, archive: Path) -> None:
-        """Run once, so that the JVM writes its class archive at the stop."""
-        self._launch(home, [f"-XX:ArchiveClassesAtExit={archive}"])
+    def launch_to_archive(self, home: Path, options: list[str]) -> None:
+        """Run once with these options, so that the JVM writes its class archive at the stop."""
+        self._launch(home, options)
         self.stop()
 
     def _launch(self, home: Path, options: list[str]) -> None:
@@ -182,12 +181,9 @@ def prepare_kafka(progress: Progress) -> Path:
             shutil.copytree(folder / "storage", part)
             part.rename(formatted)
         if not archive.exists():
-            part = home / "broker.jsa.part"
             # without an archive the broker starts a second later, so a JVM that cannot write one is no error
-            with contextlib.suppress(PenstockError):
-                LocalKafka(folder / "run").launch_to_archive(home, part)
-            if part.exists():
-                part.replace(archive)
+            with contextlib.suppress(PenstockError), class_archive.writing(archive) as options:
+                LocalKafka(folder / "run").launch_to_archive(home, options)
     return home
 
 
