@@ -162,7 +162,7 @@ class Plan:
             totals.sink_to(_Sink(), uid=f"out-{number}" if number else "out")
 
     def totals(self, orders: ps.DataStream) -> ps.DataStream:
-        """What the job computes in its first region."""
+        """Return the results of the first region."""
         return self.windows(orders).uid("totals")
 
     def windows(self, orders: ps.DataStream) -> ps.DataStream:

@@ -72,6 +72,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Path of the savepoint that it was copied to; empty for any other checkpoint."""
         return self.note if self.kind == "savepoint" or self.barrier in ("stop", "drain") else ""
 
+    def change_of(self, fingerprint: str) -> str:
+        """Return why a job with another fingerprint cannot continue from this checkpoint; empty if it can."""
+        if self.graph_fingerprint == fingerprint:
+            return ""
+        changed = f"the stateful operators of job {self.job_name!r} have changed since checkpoint {self.checkpoint_id}"
+        return f"{changed}, and a changed job continues only from a savepoint"
+
 
 prepare(Manifest)
 

@@ -182,7 +182,6 @@ def _needs_savepoint(graph: JobGraph, manifest: Manifest, names: list[str] | Non
     """Return why the job can continue only from a savepoint although its states may fit; empty if it need not."""
     if manifest.kind == "savepoint":
         return ""
-    if manifest.graph_fingerprint != graph.fingerprint:
-        changed = f"the stateful operators of {graph.name} have changed since checkpoint {manifest.checkpoint_id}"
-        return f"{changed}, and a changed job continues only from a savepoint"
+    if changed := manifest.change_of(graph.fingerprint):
+        return changed
     return "state can be dropped only at a start from a savepoint, and this is a checkpoint" if names else ""

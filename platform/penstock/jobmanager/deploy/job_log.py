@@ -88,9 +88,7 @@ def require_resumable(graph: JobGraph, run_id: str, entries: Sequence[LogEntry])
 
 
 def _require_unchanged(graph: JobGraph, restored: Manifest, run_id: str) -> None:
-    if restored.graph_fingerprint != graph.fingerprint:
-        msg = f"the stateful operators of job {graph.name!r} have changed since checkpoint {restored.checkpoint_id}"
-        msg += ", and a changed job continues only from a savepoint"
+    if msg := restored.change_of(graph.fingerprint):
         folder = f"{graph.settings.checkpoint_root.rstrip('/')}/{graph.name}"
         if uri := restored.savepoint_uri:
             hint = f"it was stopped with one: add --from {uri}"

@@ -328,12 +328,10 @@ class JobMaster:
         if self.step in (Step.FINISHING, Step.CANCELLING):
             deployment.worker_lost(worker_id, "FINISHED" if self.step is Step.FINISHING else "CANCELED")
             return []
-        taskmanager_id, failed = (
-            deployment.workers[worker_id].slot.taskmanager_id,
-            self._deployed.vertices_of(worker_id),
-        )
+        failure = replace(failure, taskmanager_id=deployment.workers[worker_id].slot.taskmanager_id)
+        failed = self._deployed.vertices_of(worker_id)
         deployment.worker_lost(worker_id)
-        return self._fail(replace(failure, taskmanager_id=taskmanager_id), now_ms, cause_of(lost.reason), failed)
+        return self._fail(failure, now_ms, cause_of(lost.reason), failed)
 
     def _on_task_failed(self, failure: Failure, cause: Cause, now_ms: int) -> list[cmd.Command]:
         """Fail; after a lost connection wait for its cause, the end of the worker at the other side."""
