@@ -9,14 +9,18 @@ from penstock.backfill.engine import LocalEngine
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
+#: Operators whose backfills `tests/property/test_backfill_model.py` compares in the gate.
+NIGHTLY = (
+    ("dedup", 6), ("connect", 10), ("connect", 11), ("window-join", 12), ("window-join", 13), ("temporal", 14),
+    ("temporal", 15),
+)  # fmt: skip
+
 
 @pytest.mark.parametrize(
     ("kind", "seed"),
     [
-        ("windows", 1), ("stages", 2), ("sessions", 3), ("join", 4), ("process", 5), ("dedup", 6), ("connect", 10),
-        pytest.param("connect", 11, marks=pytest.mark.nightly), ("window-join", 12),
-        pytest.param("window-join", 13, marks=pytest.mark.nightly), ("temporal", 14),
-        pytest.param("temporal", 15, marks=pytest.mark.nightly),
+        ("windows", 1), ("stages", 2), ("sessions", 3), ("join", 4), ("process", 5),
+        *(pytest.param(kind, seed, marks=pytest.mark.nightly) for kind, seed in NIGHTLY),
     ],
 )  # fmt: skip
 def test_final_output_and_state(kind, seed, tmp_path, monkeypatch):
@@ -36,7 +40,12 @@ def test_final_output_and_state(kind, seed, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "seed"), [pytest.param("windows", 7, marks=pytest.mark.nightly), ("process", 8), ("join", 9)]
+    ("kind", "seed"),
+    [
+        pytest.param("windows", 7, marks=pytest.mark.nightly),
+        ("process", 8),
+        pytest.param("join", 9, marks=pytest.mark.nightly),
+    ],
 )
 def test_from_tables_and_the_rest_of_the_source(kind, seed, tmp_path, monkeypatch):
     rand = random.Random(seed)

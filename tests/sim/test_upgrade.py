@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -31,7 +32,7 @@ def upgraded(seed: int, swarm: Swarm, *, wrong: bool, from_checkpoint: bool, at:
 
 
 @pytest.mark.parametrize("from_checkpoint", [False, True])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_without_faults_a_right_version_stays_and_a_wrong_one_is_never_seen(seed, from_checkpoint):
     quiet = Swarm.quiet(random.Random(seed))
     result = upgraded(seed, quiet, wrong=False, from_checkpoint=from_checkpoint).execute()
@@ -42,9 +43,15 @@ def test_without_faults_a_right_version_stays_and_a_wrong_one_is_never_seen(seed
     assert result.counts["upgrade-completed"] == 0
 
 
-@pytest.mark.parametrize("wrong", [False, True])
 @pytest.mark.parametrize("strike", ["worker-killed", "jobmanager-killed", "taskmanager-killed", "leader-paused"])
-@pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("seed", "wrong"),
+    [
+        (1, False),
+        (2, True),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in [(1, True), (2, False), (3, False), (3, True)]),
+    ],
+)
 def test_whoever_dies_meanwhile(seed, strike, wrong):
     swarm = Swarm(random.Random(seed), strikes_={strike: 1.0}, every_ms=60.0)
     simulated = upgraded(seed, swarm, wrong=wrong, from_checkpoint=bool(seed % 2), at=(100, 500, 900))
@@ -53,8 +60,17 @@ def test_whoever_dies_meanwhile(seed, strike, wrong):
     assert counts[strike] > 0
 
 
-@pytest.mark.parametrize("wrong", [False, True])
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (3, 4))])
+@pytest.mark.parametrize(
+    ("seed", "wrong"),
+    [
+        (1, True),
+        (2, False),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in [(1, False), (2, True), *itertools.product((3, 4), (False, True))]
+        ),
+    ],
+)
 def test_a_store_and_a_broker_that_fail_meanwhile(seed, wrong):
     points = {"put-fails-before": 0.05, "put-fails-after": 0.05, "kill-before-manifest": 0.05, "publish-delayed": 0.1}
     points |= {"kill-after-manifest": 0.05, "kill-before-commit": 0.05}

@@ -38,7 +38,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*socket.socket:pytest.PytestUnraisableExceptionWarning"),
 ]
 #: One of each family: windows, two shuffles, joins, process functions, streams that meet.
-GATE = ("windows", "stages", "join", "process", "union")
+GATE = ("windows", "join", "process")
 CUTS = (510, 300, 700)
 
 

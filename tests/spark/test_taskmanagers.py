@@ -212,6 +212,7 @@ env.execute({name!r})
 """
 
 
+@pytest.mark.nightly
 def test_a_bounded_job_on_spark_gives_what_the_embedded_engine_gives(console):
     """Windows, sessions, an interval join, timers of a process function, deduplication."""
     for name, options in (("embedded", ()), ("on-spark", ("--engine", "spark", "--master", MASTER))):
