@@ -84,7 +84,8 @@ def execute_file(job: Path) -> None:
     sys.path.insert(0, str(folder))
     _forget_modules(folder)
     try:
-        runpy.run_path(str(job), run_name="__main__")
+        # workers have another working directory: they read the lines of a traceback by the absolute path
+        runpy.run_path(str(folder / job.name), run_name="__main__")
     except PenstockError as error:
         if isinstance(error, JobFailedError):
             raise

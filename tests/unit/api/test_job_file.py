@@ -2,6 +2,7 @@
 
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,15 @@ def test_an_error_names_the_line_of_the_operator_else_that_of_the_call(tmp_path,
     with pytest.raises(UsageError) as raised:
         execute_file(tmp_path / "job.py")
     assert str(raised.value) == shown
+
+
+def test_code_of_a_relative_job_file_has_an_absolute_path_for_workers_in_another_folder(tmp_path, monkeypatch):
+    (tmp_path / "v2").mkdir()
+    line = "__import__('pathlib').Path('found').write_text((lambda: 0).__code__.co_filename)\n"
+    (tmp_path / "v2" / "job.py").write_text(line)
+    monkeypatch.chdir(tmp_path)
+    execute_file(Path("v2/job.py"))
+    assert Path("found").read_text() == str(tmp_path / "v2" / "job.py")
 
 
 def test_planning_leaves_the_import_path_and_pythons_own_modules_alone(tmp_path):
