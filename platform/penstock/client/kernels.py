@@ -58,7 +58,7 @@ def compile_kernels(on_compiled: OnCompiled | None = None, *, benchmarks: bool =
     wanted = kernel_modules(benchmarks=benchmarks)
     if not unbundled(wanted):
         return 0
-    with compile_lock(), CompileProgress() as progress:
+    with compile_lock(_say_wait), CompileProgress() as progress:
         modules = unbundled(wanted)
         if not modules:
             return 0
@@ -73,6 +73,11 @@ def compile_kernels(on_compiled: OnCompiled | None = None, *, benchmarks: bool =
 
         build(modules, on_done)
     return len(modules)
+
+
+def _say_wait() -> None:
+    sys.stderr.write("waiting for another process that compiles the kernels, once for this installation ...\n")
+    sys.stderr.flush()
 
 
 class CompileProgress:

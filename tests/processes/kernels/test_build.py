@@ -3,8 +3,10 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.support.waiting import wait_until
 
 from penstock.client import kernels
 from penstock.core.errors import PenstockError
@@ -54,6 +56,17 @@ def test_what_is_lacking_is_compiled_and_kept_with_progress_from_none_to_all(not
     assert build.unbundled(SOME) == ()
     assert kernels.compile_kernels() == 0
     assert capsys.readouterr().err == "", "nothing is left to tell"
+
+
+def test_a_wait_for_another_process_that_compiles_is_printed(nothing_compiled, monkeypatch, capsys):
+    unbundled = iter((SOME, ()))
+    monkeypatch.setattr(build, "unbundled", lambda _modules: next(unbundled))
+    with ThreadPoolExecutor(1) as pool, build.compile_lock(lambda: pytest.fail("nobody compiles")):
+        waiting = pool.submit(kernels.compile_kernels)
+        line = "waiting for another process that compiles the kernels"
+        wait_until(lambda: capsys.readouterr().err.startswith(line), "the line about the wait")
+        assert not waiting.done()
+    assert waiting.result() == 0
 
 
 def test_the_command_says_that_nothing_is_left_to_do():

@@ -103,12 +103,19 @@ def build(modules: Sequence[str], on_done: Callable[[str], None], processes: int
 
 
 @contextlib.contextmanager
-def compile_lock() -> Iterator[None]:
-    """Exclude other processes that want to compile, so that each finds the results of the one before."""
+def compile_lock(on_wait: Callable[[], None]) -> Iterator[None]:
+    """Exclude other processes that want to compile, so that each finds the results of the one before.
+
+    `on_wait` is called before a wait for another process.
+    """
     place = bundle.folder() / "kernels.lock"
     place.parent.mkdir(parents=True, exist_ok=True)
     with place.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
