@@ -105,6 +105,8 @@ class ClusterExecutor:
     url: str
     options: SubmitOptions = field(default_factory=SubmitOptions)
     on_poll: OnPoll | None = None
+    #: Called with what the executor does until the job starts.
+    on_step: Callable[[str], None] | None = None
     #: Let `execute` return once the job is submitted.
     detached: bool = False
     #: Default: the environment's.
@@ -116,6 +118,8 @@ class ClusterExecutor:
 
     def submit(self, graph: JobGraph) -> JobHandle:
         """Submit a job and return at once."""
+        if self.on_step is not None:
+            self.on_step(f"planned {graph.name}: {_subtasks(graph)}; submitting it to {self.url}")
         handle = submit_graph(RestClient(self.url, self.access), graph, self.options)
         self.submitted = replace(handle, cluster=self.cluster_option)
         return self.submitted
@@ -203,8 +207,7 @@ class EmbeddedExecutor:
         slots = required_slots(graph)
         managers = max(1, min(self.taskmanagers, slots))
         cluster, self._launched = self._launched, None
-        subtasks = sum(vertex.parallelism for vertex in graph.vertices)
-        self._step(f"planned {graph.name}: {counted(subtasks, 'subtask')}; waiting for the JobManager")
+        self._step(f"planned {graph.name}: {_subtasks(graph)}; waiting for the JobManager")
         if cluster is None:
             cluster = self._cluster(managers, -(-slots // managers))
             cluster.launch()
@@ -258,6 +261,10 @@ def default_executor() -> EmbeddedExecutor | ClusterExecutor:
     """Return the executor of a plain `python job.py`: the configured cluster, else an embedded one."""
     url = configuration().settings.client.cluster
     return ClusterExecutor(url=url) if url else EmbeddedExecutor()
+
+
+def _subtasks(graph: JobGraph) -> str:
+    return counted(sum(vertex.parallelism for vertex in graph.vertices), "subtask")
 
 
 def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) -> JobHandle:

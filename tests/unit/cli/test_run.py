@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.start.run import JobCommands, _totals
+from penstock.cli.start.run import JobCommands, _totals, run
+from penstock.client import executors
+from penstock.client.handle import JobHandle
 from penstock.graph.executor import JobResult
 
 
@@ -43,3 +45,29 @@ def test_bad_records_are_counted_since_the_last_restart():
     assert "  bad records in source in: 2; the first: offset 9" in _totals(result(**counts))
     again = "  bad records in source in since the last restart: 2; the first: offset 9"
     assert again in _totals(result(**counts, restarts=1))
+
+
+class Submitted:
+    """Answers as a cluster whose only job runs."""
+
+    def summary(self, job_id):
+        return {"state": "RUNNING", "waits-for": "", "restored": None}
+
+
+def test_a_run_on_a_cluster_prints_each_step_until_the_job_starts(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "live.py"
+    file.write_text("""\
+import penstock as ps
+from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.files import FileSink
+env = ps.Environment(2)
+env.from_source(DatagenSource(rows=2), uid="in").sink_to(FileSink("out"), uid="out")
+env.execute("live")
+""")
+    monkeypatch.setattr(executors, "submit_graph", lambda *_: JobHandle(Submitted(), "1", "live"))
+    run(file, cluster="http://127.0.0.1:1", detached=True)
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        f"reading {file}",
+        "planned live: 2 subtasks; submitting it to http://127.0.0.1:1",
+        "live 1 is submitted",
+    ]

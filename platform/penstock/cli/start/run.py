@@ -120,10 +120,10 @@ def run(
             executor = EmbeddedExecutor(options=options, on_printed=progress.note, on_step=progress.step)
             stack.callback(executor.close)
             executor.launch()
-            progress.step(f"reading {job}")
         else:
             executor = cluster_executor(cluster, options)
-            executor.detached = detached
+            executor.detached, executor.on_step = detached, progress.step
+        progress.step(f"reading {job}")
         executor.on_poll = progress.on_poll
         commands = JobCommands(job, cluster or "", name, overrides)
         results = _executed(commands, executor, overrides, progress)
