@@ -9,6 +9,7 @@ import re
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from penstock.client.handle import TERMINAL
 from penstock.core.clock import utc_text
 from penstock.core.counts import counted
 from penstock.core.errors import PenstockError, without_all_frames
@@ -148,6 +149,16 @@ def resume_point(summary: dict[str, Any]) -> str:
     return f"{_name_of(restored)} ({taken})" if restored["uri"] else taken
 
 
+def _start_after_failure(summary: dict[str, Any]) -> str:
+    """Return what the attempt after the newest failure starts from; empty for an empty start and an ended job."""
+    if summary["state"] in TERMINAL:
+        return ""
+    # until the job runs again, `restored` is what the failed attempt started from
+    if summary["state"] != "RUNNING" and summary["checkpoints-completed"]:
+        return "its newest checkpoint"
+    return _name_of(summary["restored"]) if summary.get("restored") else ""
+
+
 def _name_of(restored: dict[str, Any]) -> str:
     return f"savepoint {restored['uri']}" if restored["uri"] else f"checkpoint {restored['id']}"
 
@@ -261,7 +272,8 @@ class FailureWatch:
             last = f"{', last' if times else ''} at {utc_text(alike[-1]['timestamp'])} UTC" if self._old else ""
             lines.append(f"{what} failed{times}{last}: {error}")
         after = next_attempt(summary) or _AFTER.get(summary["state"], f"it is {summary['state']} now")
-        after += f", from {_name_of(summary['restored'])}" if summary.get("restored") else ""
+        start = _start_after_failure(summary)
+        after += f", from {start}" if start else ""
         lines[-1] += f" (restart {summary['restarts']}, {after}; see `{handle.command('show')}`)"
         own = without_all_frames(new[0].get("stacktrace", ""))
         if own and own != self._reported_own:  # the same row fails at each restart

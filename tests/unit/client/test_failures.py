@@ -18,7 +18,7 @@ AWAY = {"since": 1_767_607_200_000, "for-ms": 6_000, "place": "topic t at broker
 
 
 def summary(**changes):
-    plain = {"state": "RUNNING", "restarts": 0, "next-attempt-in-ms": None, "waits-for": ""}
+    plain = {"state": "RUNNING", "restarts": 0, "next-attempt-in-ms": None, "waits-for": "", "checkpoints-completed": 0}
     return {**plain, "checkpoints-failed": 0, "checkpoint-failure": "", **changes}
 
 
@@ -72,11 +72,28 @@ def test_failures_between_two_looks_are_told_in_their_order(job):
     assert second.startswith(f"orders failed: {SECOND['exceptionName']} (restart 2, it runs again;")
 
 
-@pytest.mark.parametrize(("uri", "told"), [("", "from checkpoint 7;"), ("s3://b/sp", "from savepoint s3://b/sp;")])
-def test_a_failure_is_told_with_what_the_job_resumes_from(job, uri, told):
+SAVEPOINT = {"id": 7, "taken": 0, "uri": "s3://b/sp"}
+CHECKPOINT = {"id": 7, "taken": 0, "uri": ""}
+
+
+@pytest.mark.parametrize(
+    ("state", "completed", "restored", "after"),
+    [
+        ("RUNNING", 9, CHECKPOINT, "it runs again, from checkpoint 7;"),
+        ("RUNNING", 9, SAVEPOINT, "it runs again, from savepoint s3://b/sp;"),
+        ("RESTARTING", 0, SAVEPOINT, "next attempt in 1.6 s, from savepoint s3://b/sp;"),
+        ("RESTARTING", 9, CHECKPOINT, "next attempt in 1.6 s, from its newest checkpoint;"),
+        ("RESTARTING", 9, None, "next attempt in 1.6 s, from its newest checkpoint;"),
+        ("RESTARTING", 0, None, "next attempt in 1.6 s;"),
+        ("FAILED", 9, CHECKPOINT, "the job has failed;"),
+    ],
+)
+def test_a_failure_is_told_with_what_the_job_resumes_from(job, state, completed, restored, after):
     job.entries.append(FIRST)
-    (line,) = FailureWatch().poll(job, summary(restarts=1, restored={"id": 7, "taken": 0, "uri": uri}))
-    assert f"it runs again, {told}" in line
+    soon_ms = 1_600 if state == "RESTARTING" else None
+    counts = {"next-attempt-in-ms": soon_ms, "checkpoints-completed": completed}
+    (line,) = FailureWatch().poll(job, summary(state=state, restarts=1, restored=restored, **counts))
+    assert f"(restart 1, {after}" in line
 
 
 def test_the_same_failure_again_and_again_between_two_looks_is_one_line(job):
