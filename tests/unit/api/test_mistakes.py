@@ -253,6 +253,26 @@ MISTAKES = {
         r"reducing_state\(\) missing 1 required positional argument: 'function'",
         r"in this way: most: ps\.ReducingState\[int\] = ps\.reducing_state\(max\)",
     ),
+    "state: assigned": (
+        process().replace("yield", "self.last = 1; yield"),
+        rf"process\(Last\): Last assigns to its state: self.last = \.\.\. at job\.py:{LINE + 3} in process",
+        r"write self\.last\.update\(value\)",
+    ),
+    "state: added to": (
+        process().replace("yield", "self.last += row.amount; yield"),
+        rf"Last assigns to its state: self.last = \.\.\. at job\.py:{LINE + 3} in process",
+        r"write self\.last\.update\(value\)",
+    ),
+    "state: deleted": (
+        process().replace("yield", "del self.last; yield"),
+        rf"Last deletes its state: del self.last at job\.py:{LINE + 3} in process",
+        r"write self\.last\.clear\(\)",
+    ),
+    "state: a list assigned where the class is opened": (
+        process("last: ps.ListState[int] = ps.list_state()\n    def open(self, ctx):\n        self.last = []"),
+        rf"Last assigns to its state: self.last = \.\.\. at job\.py:{LINE + 3} in open",
+        r"write self\.last\.set\(values\)",
+    ),
     "state: made in the constructor": (
         process("def __init__(self):\n        self.last = ps.value_state()"),
         r"state 'last' is an attribute of the object",

@@ -1,7 +1,9 @@
 """Process functions when a job is built: types from annotations, what is refused."""
 
 import dataclasses
+import functools
 import pickle
+import types
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -201,6 +203,39 @@ def test_a_state_without_a_type_is_refused(orders):
 
     with pytest.raises(ps.GraphError, match=r"state 'bare' has no type.*bare: ps.ValueState\[int\]"):
         orders.key_by("user_id").process(Bare())
+
+
+def test_an_assignment_to_a_state_is_found_in_bases_and_decorated_methods(orders):
+    def logged(method):
+        @functools.wraps(method)
+        def called(*args):
+            return method(*args)
+
+        return called
+
+    class Reset:
+        @logged
+        def reset(self):
+            self.last = None
+
+    class Resetting(Reset, Fine):
+        last: ps.ValueState[int] = ps.value_state()
+
+    with pytest.raises(
+        ps.GraphError, match=r"Reset assigns to its state: self\.last = \.\.\. at test_process\.py:\d+ in reset"
+    ):
+        orders.key_by("user_id").process(Resetting())
+
+
+def test_an_attribute_of_another_object_may_have_the_name_of_a_state(orders):
+    class Passing(Fine):
+        last: ps.ValueState[int] = ps.value_state()
+
+        def open(self, ctx):
+            self.other = types.SimpleNamespace()
+            self.other.last = 1
+
+    orders.key_by("user_id").process(Passing())
 
 
 def test_a_time_to_live_is_part_of_the_state(env, orders, sink):

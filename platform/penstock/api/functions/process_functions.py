@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock.api.building.operator_nodes import NewOperator
 from penstock.api.functions.process_states import DeclaredState, declared_states
 from penstock.api.functions.row_functions import input_type, is_row_type, output_schema, pickled, result_type
+from penstock.api.functions.state_assignments import refuse_assignments
 from penstock.core.errors import GraphError, argument_text
 from penstock.core.schema import schema_to_text
 from penstock.functions.broadcast_state import BROADCAST
@@ -149,6 +150,7 @@ def process_operator(
     states = declared_states(function, where)
     for name, state in states.items():
         _require_supported(name, state, checked)
+    refuse_assignments(function, {name: state.kind.get("kind", "") for name, state in states.items()}, where)
     side_schemas = {tag: schema_to_text(_side(tag, side, schema, where)) for tag, side in sides.items()}
     config = {
         **checked.keys,
