@@ -133,7 +133,7 @@ JOBS = {
     ),
     "a text in a state of integers": (
         STATE.format(line="self.last.update(row.user)"),
-        "state 'last': field 'value' does not fit int64",
+        r"state 'last': field 'value' does not fit int64: .* set at \S+job.py:\d+ in process",
         "correct",
     ),
     "a method that a state has not": (
@@ -212,7 +212,7 @@ SHOWN = {
     "a filter that returns text": f"returned: 'a' {ROW}",
     "a package that workers lack": f"ModuleNotFoundError: .* {ROW}",
     "a result without a field": rf"returned: \{{'user': 'a'\}} {ROW}",
-    "a text in a state of integers": r"value: \{'value': 'a'\} \(Could not convert .*\)",
+    "a text in a state of integers": rf"value: \{{'value': 'a'\}} \(Could not convert .*\) key 'a', {ROW}",
     "a method that a state has not": f"AttributeError: .* {ROW}",
     "a timer by a float": f"UsageError: a timer's time is 1.5.* {ROW}",
     "a text in a column of numbers": ROW,

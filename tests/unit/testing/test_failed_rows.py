@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -58,6 +60,16 @@ class Plain(ps.ProcessFunction):
         yield share(row)
 
 
+class Latest(ps.ProcessFunction):
+    """Gives a text to a list of integers."""
+
+    users: ps.OperatorListState[int] = ps.operator_list_state()
+
+    def process(self, row: Paid, ctx: ps.RowContext) -> Iterator[Share]:
+        self.users.set([row.user])  # type: ignore[list-item]
+        return iter(())
+
+
 class Alarm(ps.KeyedProcessFunction):
     def process(self, row: Paid, ctx: ps.ProcessContext) -> Iterator[Share]:
         ctx.timers.event(ctx.timestamp + 1)
@@ -65,6 +77,40 @@ class Alarm(ps.KeyedProcessFunction):
 
     def on_timer(self, timestamp: int, ctx: ps.ProcessContext) -> Iterator[Share]:
         raise ArithmeticError("alarm")
+
+
+class Texts(ps.KeyedProcessFunction):
+    """Gives a text to a state of integers, by the way that `way` names."""
+
+    value: ps.ValueState[int] = ps.value_state()
+    pair: ps.ValueState[tuple[int, int]] = ps.value_state()
+    elements: ps.ListState[int] = ps.list_state()
+    entries: ps.MapState[str, int] = ps.map_state()
+    least: ps.ReducingState[int] = ps.reducing_state(min)
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+
+    def process(self, row: Paid, ctx: ps.ProcessContext) -> Iterator[Share]:
+        given: Any = row.amount or row.user
+        if self.way == "value":
+            self.value.update(given)
+        elif self.way == "pair":
+            self.pair.update(given if row.amount == 0 else (given, 1))
+        elif self.way == "list":
+            self.elements.append(1)
+            self.elements.append(given)
+        elif self.way == "map":
+            self.entries["x"] = given
+        elif self.way == "reducing":
+            self.least.add(given)
+        else:
+            ctx.timers.event(ctx.timestamp + 1)
+        return iter(())
+
+    def on_timer(self, timestamp: int, ctx: ps.ProcessContext) -> Iterator[Share]:
+        self.value.update(ctx.key)
+        return iter(())
 
 
 class Shares(ps.Aggregator[Paid, int, int]):
@@ -113,6 +159,10 @@ def nothing(row: Paid) -> bool:
 
 def wrong(row: Paid) -> dict[str, object]:
     return {"share": row.amount or "none"}
+
+
+def texts(way):
+    return lambda paid: paid.key_by("user").process(Texts(way)).uid("texts")
 
 
 def windows(stream):
@@ -168,8 +218,33 @@ JOBS = {
 }
 
 
+_WHY = "(Could not convert 'b' with type str: tried to convert to int64)"
+#: The way of `Texts` -> its error, the lines of `Texts.process` that change the state, the last lines of the error.
+STATES = {
+    "value": (
+        "state 'value': field 'value' does not fit int64: it got a value of type str",
+        ("self.value.update(given)", "self.value.update(ctx.key)"),
+        f"value: {{'value': 'b'}} {_WHY}\nkey 'b', {FAILED}",
+    ),
+    "pair": ("state 'pair': a value is no tuple", ("self.pair.update(",), f"value: 'b'\nkey 'b', {FAILED}"),
+    "list": (
+        "state 'elements': field 'value' does not fit int64",
+        ("self.elements.append(1)", "self.elements.append(given)"),
+        f"key 'b', {FAILED}",
+    ),
+    "map": ("state 'entries': field 'value' does not fit int64", ('self.entries["x"]',), f"key 'b', {FAILED}"),
+    "reducing": ("state 'least': field 'value' does not fit int64", ("self.least.add(",), f"key 'b', {FAILED}"),
+    "timer": (
+        "state 'value': field 'value' does not fit int64",
+        ("self.value.update(given)", "self.value.update(ctx.key)"),
+        f"value: {{'value': 'a'}} {_WHY.replace(repr('b'), repr('a'))}\nkey 'a'",
+    ),
+}
+
+
 def run(job):
     job.push("paid", ROWS)
+    job.checkpoint()
     job.end()
 
 
@@ -188,6 +263,27 @@ def test_a_failure_in_the_users_code_shows_the_row(kind):
     make, row = JOBS[kind]
     (note,) = failed(make).__notes__
     assert note.endswith(row)
+
+
+@pytest.mark.parametrize("way", STATES)
+def test_a_value_that_does_not_fit_its_state_is_told_with_its_key_and_the_lines_that_change_the_state(way):
+    text, changes, row = STATES[way]
+    error = failed(texts(way))
+    lines = Path(__file__).read_text().splitlines()
+    begin = lines.index("class Texts(ps.KeyedProcessFunction):")
+    numbers = [next(i for i, line in enumerate(lines[begin:], begin + 1) if change in line) for change in changes]
+    methods = ["process" if change != "self.value.update(ctx.key)" else "on_timer" for change in changes]
+    places = " or ".join(f"{__file__}:{n} in {method}" for n, method in zip(numbers, methods, strict=True))
+    assert f"process 'texts': {text}" in str(error)
+    assert f"; set at {places} (" in str(error)
+    assert error.__notes__[0].endswith(row)
+
+
+def test_an_element_that_does_not_fit_the_list_of_a_subtask_is_told_with_the_lines_that_change_it():
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "self.users.set(" in text)
+    error = failed(lambda paid: paid.process(Latest()).uid("latest"))
+    text = "state 'users': field 'value' does not fit int64: it got a value of type str"
+    assert f"{text}; set at {__file__}:{line} in process" in str(error)
 
 
 def test_a_setting_hides_rows_and_values():

@@ -19,6 +19,7 @@ from penstock.operators.process.state_binding import (
     RenewingListState,
     RenewingMapState,
     ValueCodec,
+    indexed_by_key,
     migration_of,
     require_all_kept,
 )
@@ -206,7 +207,8 @@ class BoundList:
         saved = [found[first:] for found, first in zip(lists, firsts, strict=True)]
         values = [value for part in saved for value in part]
         if values:
-            arrays, normalized = self._codec.values.encode(values)
+            with indexed_by_key(lambda: [at for at, part in zip(changes.starts, saved, strict=True) for _ in part]):
+                arrays, normalized = self._codec.values.encode(values)
             if normalized is not None:
                 _replace(lists, firsts, normalized)
             counts = np.fromiter(map(len, saved), np.int64, len(saved))
@@ -308,8 +310,9 @@ class BoundMap:
     def _put(self, put: list[_Change]) -> list[Any]:
         """Save entries; return their map keys as they are kept."""
         given = [key for *_, key in put]
-        names, normalized_keys = self._keys.encode(given)
-        values, normalized_values = self._values.encode([entries[key] for _, entries, key in put])
+        with indexed_by_key(lambda: [at for at, *_ in put]):
+            names, normalized_keys = self._keys.encode(given)
+            values, normalized_values = self._values.encode([entries[key] for _, entries, key in put])
         self._table.put(self._slots[[at for at, *_ in put]], names, values)
         if normalized_values is not None:
             for (_, entries, key), value in zip(put, normalized_values, strict=True):

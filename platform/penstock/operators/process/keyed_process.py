@@ -44,11 +44,13 @@ from penstock.operators.process.state_binding import (
     StateConfig,
     StateTypes,
     ValueCodec,
+    error_of_state,
     migration_of,
+    saved_state,
 )
-from penstock.operators.rows.columns import ts_of, visible, without_ts
+from penstock.operators.rows.columns import ColumnError, ts_of, visible, without_ts
 from penstock.operators.rows.row_codec import ProcessOutput, RowDecoder, read_columns
-from penstock.operators.rows.row_text import timer_text
+from penstock.operators.rows.row_text import timer_text, value_text
 from penstock.operators.rows.user_functions import gc_paused, load_function, user_error
 from penstock.state.log.ttl import TtlClock
 from penstock.state.tables.value_table import python_values
@@ -161,7 +163,7 @@ class KeyedProcessOperator(Operator):
         self._current = Current()
         self._ttl_clock = TtlClock(context.clock)
         binding = BindingContext(self._state, self._current, self._ttl_clock, self._where)
-        self._states = bind_states(function, config, types, binding)
+        self._states, self._state_names = bind_states(function, config, types, binding), list(config.get("states", {}))
         self._uid, self._first = context.spec.uid, context.subtask == 0
         saved = {item["state"]: item for s in context.restored if s.name == BROADCAST for item in s.items}
         require_declared(saved, self._states, self._where)
@@ -200,7 +202,7 @@ class KeyedProcessOperator(Operator):
         local, distinct = self._state.distinct(slots)
         self._begin(distinct)
         self._run(handler, data, local.tolist())
-        self._end(distinct, out)
+        self._end(distinct, out, lambda place: handler.decoder.text(data, int(np.flatnonzero(local == place)[-1])))
 
     def _process_broadcast(self, data: pa.RecordBatch, handler: _InputHandler, out: Collector) -> None:
         for state in self._states:
@@ -307,16 +309,31 @@ class KeyedProcessOperator(Operator):
 
         self._keys.begin(keys)
 
-    def _end(self, distinct: I32, out: Collector) -> None:
-        """Write back the function's changes to state, and emit its output."""
-        for state in self._states:
-            state.write_back()
+    def _end(self, distinct: I32, out: Collector, row: Callable[[int], str] | None = None) -> None:
+        """Write back the function's changes to state, and emit its output.
+
+        `row` returns the last row of a key of the batch as text; None for timers.
+        """
+        for number, state in enumerate(self._states):
+            try:
+                state.write_back()
+            except ColumnError as error:
+                raise self._unfit(number, error, row) from error
         self._change(self._event_table, self._event, distinct)
         if self._processing.times:
             self._change(self._processing_table, self._processing, distinct)
         self._next_processing = self._processing_table.next_time()
         self._state.settle()
         self._output.emit(out)
+
+    def _unfit(self, number: int, error: ColumnError, row: Callable[[int], str] | None) -> ColumnError:
+        """Return the error of a value that does not fit its state with the key and its last row."""
+        given = ""
+        if error.index is not None:
+            self._keys.fill()
+            key = value_text(self._keys.items[error.index])
+            given = f"key {key}" if row is None else f"key {key}, {row(error.index)}"
+        return error_of_state(error, self._function, self._state_names[number], given)
 
     def _change(self, table: TimerTable, queue: TimerQueue, distinct: I32) -> None:
         if not queue.times:
@@ -338,7 +355,8 @@ class KeyedProcessOperator(Operator):
         """Freeze states and timers; the watermark is saved with the hash range it holds for."""
         self._ended = self._ended or barrier.kind.ends_job
         self._ttl_clock.tick()
-        broadcast_items = [state.saved() for state in self._states if isinstance(state, BoundBroadcast)]
+        broadcasts = [state for state in self._states if isinstance(state, BoundBroadcast)]
+        broadcast_items = [saved_state(state.saved, self._function, state.name) for state in broadcasts]
         operator = []
         if broadcast_items and self._first:
             operator.append(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import math
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.functions.operator_lists import OperatorElements, OperatorListState, UnionState
 from penstock.functions.process_function import OpenContext, RowContext
 from penstock.operators.operator import NO_CAPABILITIES, Operator, OperatorSnapshot
-from penstock.operators.process.state_binding import ValueCodec
+from penstock.operators.process.state_binding import ValueCodec, saved_state
 from penstock.operators.rows.columns import ts_of
 from penstock.operators.rows.row_codec import ProcessOutput, RowDecoder, read_columns
 from penstock.operators.rows.user_functions import UserFunctionError, gc_paused, load_function, user_error
@@ -240,7 +241,8 @@ class PlainProcessOperator(Operator):
             self._function.snapshot_state()
         except Exception as error:
             raise user_error(self._where, error) from error
-        return OperatorSnapshot(operator=tuple(state.saved(self._uid) for state in self._states))
+        saved = (saved_state(partial(state.saved, self._uid), self._function, state.name) for state in self._states)
+        return OperatorSnapshot(operator=tuple(saved))
 
     def close(self) -> None:
         """Close the function."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +18,11 @@ from penstock.core.errors import StateMismatchError
 from penstock.core.schema import schema_from_text
 from penstock.functions.keyed_states import MISSING, ListState, MapState
 from penstock.functions.process_function import ValueChanges, ValueState
+from penstock.functions.state_calls import places_of_changes
 from penstock.functions.state_handles import Cells, Current
 from penstock.operators.rows.columns import ColumnError
 from penstock.operators.rows.row_codec import RowEncoder, row_maker
+from penstock.operators.rows.row_text import value_text
 from penstock.operators.rows.user_functions import user_error
 from penstock.state.log.row_spec import Migration
 
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
     from penstock.state.log.ttl import Ttl, TtlClock
     from penstock.state.tables.row_state import RowState
     from penstock.state.tables.value_table import ValueTable
+
+T = TypeVar("T")
+#: Lines that an error names.
+_MOST_PLACES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,11 @@ class BoundState(Protocol):
         """Start a batch of the broadcast stream, whose rows have no key."""
 
     def write_back(self) -> None:
-        """Save the changes."""
+        """Save the changes.
+
+        Raises:
+            ColumnError: a value does not fit; its `index` is that of its key in the batch.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,17 +183,50 @@ class ValueCodec:
         if not self._tuples:
             return self._encoder.columns(values)
         if not all(issubclass(kind, tuple | list) for kind in set(map(type, values))):
-            raise self._unfit("a value is no tuple")
+            raise self._no_tuple(values)
         try:
             columns = list(zip(*values, strict=True))
-        except (TypeError, ValueError) as error:
-            raise self._unfit(str(error)) from error
+        except ValueError as error:
+            raise self._no_tuple(values) from error
         if len(columns) != len(self._schema):
-            raise self._unfit(f"a value has {len(columns)} fields")
+            raise self._no_tuple(values)
         return [self._encoder.array(field, column) for field, column in zip(self._schema, columns, strict=True)]
 
-    def _unfit(self, text: str) -> ColumnError:
-        return ColumnError(f"{self._where}: {text}", hint=f"a value has: {', '.join(self._schema.names)}")
+    def _no_tuple(self, values: Sequence[Any]) -> ColumnError:
+        """Return the error of the first value that is no tuple of the declared length."""
+        names = self._schema.names
+        sizes = (len(value) if isinstance(value, tuple | list) else None for value in values)
+        index, size = next((index, size) for index, size in enumerate(sizes) if size != len(names))
+        found = "is no tuple" if size is None else f"has {size} fields"
+        msg, shown = f"{self._where}: a value {found}", f"value: {value_text(values[index])}"
+        return ColumnError(msg, hint=f"a value has: {', '.join(names)}", values=shown, index=index)
+
+
+@contextmanager
+def indexed_by_key(places: Callable[[], Sequence[int]]) -> Iterator[None]:
+    """Let the error of one value have the index of its key in the batch; `places` returns that of each value."""
+    try:
+        yield
+    except ColumnError as error:
+        if error.index is not None:
+            error.index = places()[error.index]
+        raise
+
+
+def error_of_state(error: ColumnError, function: Any, state: str, row: str) -> ColumnError:
+    """Return the error of a value with the lines of its function that change the state; `row` gave the value."""
+    places = places_of_changes(function, state)
+    more = " or others" if len(places) > _MOST_PLACES else ""
+    set_at = f"; set at {' or '.join(places[:_MOST_PLACES])}{more}" if places else ""
+    return ColumnError(f"{error.message}{set_at}", hint=error.hint, values=f"{error.values}\n{row}".rstrip())
+
+
+def saved_state(saved: Callable[[], T], function: Any, state: str) -> T:
+    """Return what `saved` makes of a state for a checkpoint; its error names the lines that change the state."""
+    try:
+        return saved()
+    except ColumnError as error:
+        raise error_of_state(error, function, state, "") from error
 
 
 class BoundValue:
@@ -214,14 +258,16 @@ class BoundValue:
             return
         marks = bytes(self._changes.marks)
         values = list(itertools.compress(found, marks))
-        found.clear()
         slots = self._slots[np.frombuffer(marks, np.bool_)]
         if self._changes.cleared:
             removed = np.fromiter((value is None for value in values), np.bool_, len(values))
             self._table.clear(slots[removed])
             slots, values = slots[~removed], [value for value in values if value is not None]
         if values:
-            self._table.write(slots, self._codec.encode(values))
+            with indexed_by_key(lambda: [at for at, mark in enumerate(marks) if mark and found[at] is not None]):
+                columns = self._codec.encode(values)
+            self._table.write(slots, columns)
+        found.clear()
 
     def _load(self) -> list[Any]:
         table = self._table

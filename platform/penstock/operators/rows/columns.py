@@ -19,6 +19,11 @@ TS_FIELD = pa.field(TS_COLUMN, pa.int64(), nullable=False)
 class ColumnError(PenstockError):
     """A column does not fit the schema that was declared for it."""
 
+    def __init__(self, message: str, *, hint: str = "", values: str = "", index: int | None = None) -> None:
+        """`index`: that of the wrong value among those of the column, if one alone is wrong."""
+        super().__init__(message, hint=hint, values=values)
+        self.index = index
+
 
 def without_ts(schema: pa.Schema) -> pa.Schema:
     """Return the schema without `__ts`."""

@@ -145,7 +145,7 @@ class RowEncoder:
         if isinstance(row, _PLAIN) and given is None:
             hint += "; a function that gives one row yields it, or returns it in a list"
         msg = f"{self._where}: a row has no field {field!r}: it is of type {type(row).__name__}"
-        return ColumnError(msg, hint=hint, values=_returned(row, given, index))
+        return ColumnError(msg, hint=hint, values=_returned(row, given, index), index=index)
 
     def _values(self, row: Any) -> Any:
         return self._items(row) if isinstance(row, dict) else self._attributes(row)
@@ -164,11 +164,12 @@ class RowEncoder:
             msg = f"{self._where}: field {field.name!r} does not fit {field.type}: it got {kind}"
             why = str(error).splitlines()[0]
             found = _returned({field.name: values[index]}, given, index, f" ({short_text(why)})")
-            raise ColumnError(msg, hint="correct the declared type or the value", values=found) from error
+            raise ColumnError(msg, hint="correct the declared type or the value", values=found, index=index) from error
         if not field.nullable and array.null_count:
             msg = f"{self._where}: field {field.name!r} was None in {array.null_count} of {len(array)} rows"
-            found = "" if given is None else given(next(i for i, value in enumerate(values) if value is None))
-            raise ColumnError(msg, hint="declare the field as `T | None` or return a value", values=found)
+            index = next(i for i, value in enumerate(values) if value is None)
+            found = "" if given is None else given(index)
+            raise ColumnError(msg, hint="declare the field as `T | None` or return a value", values=found, index=index)
         return array
 
 
