@@ -45,7 +45,7 @@ class Cluster:
     """Answers of a JobManager of which one state has `keys`: rows of key columns of `schema`."""
 
     def __init__(self, page, schema, keys):
-        self.schema, self.keys, self.asked = schema, keys, []
+        self.schema, self.keys, self.asked, self.shares = schema, keys, [], [0.5] * len(keys)
         page.route(f"{HOST}/**", self._answer)
 
     def _answer(self, route):
@@ -67,7 +67,11 @@ class Cluster:
             kinds = [f"{field.name} {field.type}" for field in self.schema]
             return {"states": [{**named, "key": kinds, "schema": [], "rows": 2, "bytes": 9, "subtasks": [PART]}]}
         if url.path.endswith("/hot-keys"):
-            return {"operators": [{"uid": "op", "keys": [{**key, "share": 0.5} for key in shown]}]}
+            return {
+                "operators": [
+                    {"uid": "op", "keys": [{**key, "share": s} for key, s in zip(shown, self.shares, strict=True)]}
+                ]
+            }
         if url.path.endswith("/keys"):
             return {**named, "keys": [{**key, "key-group": 3} for key in shown], "next": None}
         (key,) = parse_key(parse_qs(url.query, keep_blank_values=True)["key"], self.schema).to_pylist()
@@ -112,6 +116,14 @@ def test_whole_numbers_are_shown_and_asked_for_digit_by_digit(page_of):
     assert chosen(page, cluster, page.get_by_role("list", name="Hottest keys of op")) == meant
     expect(page.locator("#answer")).to_have_text(f'op / seen of {{"k":"{numbers[-1]}"}}')
     expect(page.get_by_role("table", name="Rows of the key").get_by_role("cell")).to_have_text(str(-BIG - 1))
+
+
+def test_a_small_share_of_a_key_is_not_shown_as_zero(page_of):
+    page, cluster = page_of({"k": pa.int64()}, [(1,), (2,), (3,)])
+    cluster.shares = [0.5, 0.0012, 0.0004]
+    page.reload()
+    keys = page.get_by_role("list", name="Hottest keys of op").get_by_role("listitem")
+    expect(keys).to_have_text(["150 %", "20.1 %", "3< 0.1 %"])
 
 
 def test_keys_of_several_columns_have_all_their_digits_too(page_of):

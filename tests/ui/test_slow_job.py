@@ -84,6 +84,8 @@ def test_completed_checkpoints_in_a_row_are_one_entry_of_the_story(visit, slow_j
     series = re.compile(r"^checkpoints \d+ to \d+ completed, \d+ in ")
     expect(table.get_by_role("cell", name=series).first).to_be_visible()
     expect(table.get_by_role("cell", name="this job").first).to_be_visible()
+    with page.expect_response(lambda response: "/jobs/order-risks/story?" in response.url):
+        page.get_by_role("checkbox", name="All jobs named order-risks").check()
 
 
 def acknowledged(job, checkpoint, vertex):

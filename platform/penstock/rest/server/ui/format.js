@@ -34,6 +34,12 @@ const three = (value) => (value >= 100 ? value.toFixed(0) : value >= 10 ? value.
 
 export const percent = (share) => `${Math.round(share * 100)} %`;
 
+// A small share as well: 12 %, 0.4 %, < 0.1 %.
+export function smallPercent(share) {
+  if (!share || share >= 0.01) return percent(share);
+  return share < 0.001 ? "< 0.1 %" : `${(share * 100).toFixed(1)} %`;
+}
+
 // At most two units: 340 ms, 4.2 s, 5 min 3 s, 2 h 10 min, 3 d 4 h.
 export function duration(ms) {
   if (!(ms >= 0)) return "-";

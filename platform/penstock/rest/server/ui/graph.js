@@ -120,7 +120,7 @@ function details({ job, data, health, ui, update, reload }) {
   return h("section", { class: "panel", key: `details ${vertex.id}`, "aria-labelledby": "vertex" },
     h("h2", { id: "vertex" }, vertex.name),
     operators(data, vertex),
-    h("button", { type: "button", key: "flame-button", "aria-expanded": String(ui.flame.open), onclick: () => { ui.flame.open = !ui.flame.open; update(); reload(); } }, "Flame graph"),
+    h("button", { type: "button", key: "flame-button", class: "flame-button", "aria-expanded": String(ui.flame.open), onclick: () => { ui.flame.open = !ui.flame.open; update(); reload(); } }, "Flame graph"),
     ui.flame.open ? flame.view({ graph: data.calls, parallelism: vertex.parallelism, ui, update, reload }) : null,
     table("Subtasks", [["#", "end"], "State", "Time", ["In", "end"], ["Out", "end"], ["Rows in", "end"], ["Bytes in", "end"],
       ...(bounded ? [["Queued", "end"]] : []), "Event time", "Task manager", ["Attempt", "end"]], rows));

@@ -2,7 +2,7 @@
 
 import { ApiError, get, getExact } from "./api.js";
 import { h } from "./dom.js";
-import { bytes, number, percent, short } from "./format.js";
+import { bytes, number, short, smallPercent } from "./format.js";
 import { browser, sizes, typed } from "./keys.js";
 import { idOf, note, table } from "./parts.js";
 
@@ -85,7 +85,7 @@ function section(state, hot, { id, ui, ask, update }) {
     h("h2", { id: name }, `${state.uid} / ${state.title}`),
     h("p", { class: "facts" }, h("span", {}, `${number(state.rows)} rows`), h("span", {}, `${bytes(state.bytes)} in memory`),
       h("span", {}, `key ${state.key.join(", ")}`), h("code", {}, state.schema.map((column) => `${column.name} ${column.type}`).join(", "))),
-    table(`Sizes of ${state.uid} / ${state.title}`, [["Subtask", "end"], "Key groups", "Rows", ["", "end"], ["Bytes", "end"], "Largest key groups"],
+    table(`Sizes of ${state.uid} / ${state.title}`, [["Subtask", "end"], "Key groups", "Rows", ["", "end"], ["Bytes", "end"], "Largest key groups (rows)"],
       state.subtasks.map((part) => h("tr", { key: part.subtask },
         h("th", { scope: "row", class: "end" }, part.subtask),
         h("td", {}, part["key-groups"].join(" to ")),
@@ -103,6 +103,6 @@ function hotKeys(state, hot, ask) {
     const asked = typed(key.key);
     return h("li", { key: asked },
       h("button", { type: "button", onclick: () => ask(state.uid, state.name, asked), title: "Look up its rows" }, asked),
-      h("span", { class: "meter" }, h("i", { style: { width: `${key.share * 100}%` } })), percent(key.share));
+      h("span", { class: "meter" }, h("i", { style: { width: `${key.share * 100}%` } })), smallPercent(key.share));
   }))];
 }
