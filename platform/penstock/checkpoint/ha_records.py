@@ -78,6 +78,8 @@ class UpgradeRecord(msgspec.Struct, frozen=True, kw_only=True):
     #: Uid -> subtasks of the running version, of the new version's file, and of the new version as it runs, if these
     #: differ.
     parallelism: dict[str, tuple[int, int, int]] = {}
+    #: File of the version that ran before; empty if it is that of the job's submission.
+    old_file: str = ""
     #: Why it did not end as `completed`.
     reason: str = ""
     #: Wall times of its request and of its outcome; -1: not ended, or recorded by an older version.
@@ -88,6 +90,11 @@ class UpgradeRecord(msgspec.Struct, frozen=True, kw_only=True):
     def ended(self) -> bool:
         """Return whether nothing is left to do."""
         return self.phase not in ("cut", "trial")
+
+    @property
+    def running_file(self) -> str:
+        """Return the file of the version that runs, also on trial; empty if it is that of the job's submission."""
+        return self.policy.file if self.phase in ("trial", "completed", "kept") else self.old_file
 
 
 class UpgradeRefusal(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ SUMMARY = {
     "bad-records": {}, "late-records": {}, "restored": None, "sources-unreachable": {}, "slow-calls": [],
     "jobmanagers-replaced": {"times": 0, "newest": None}, "rows-read": {"orders": 12_345}, "rows-written": {"out": 7},
     "rows-read-per-second": {"orders": 1_500.4}, "rows-written-per-second": {}, "watermark": None,
-    "places": {"orders": "topic orders at b:9"}, "running-since": AT,
+    "places": {"orders": "topic orders at b:9"}, "running-since": AT, "version": "",
 }  # fmt: skip
 FAILURE = {
     "timestamp": AT, "taskName": "totals (1)", "exceptionName": "ValueError: x", "rolled-back": None,
@@ -78,6 +78,12 @@ def test_a_checkpoint_that_failed_with_the_job_refers_to_its_failure(client, cap
     client.entries = [{**FAILURE, "timestamp": AT + later_ms}]
     (line,) = (line for line in shown(capsys) if line.startswith("last failed checkpoint"))
     assert line.endswith(f": {reason}")
+
+
+def test_the_version_of_an_upgraded_job_is_named_by_its_file(client, capsys):
+    assert not [line for line in shown(capsys) if line.startswith("version")]
+    client.told["version"] = "better[1].py"
+    assert shown(capsys)[1] == "version: better[1].py"
 
 
 def test_a_job_without_problems_has_a_line_of_checkpoints_only(client, capsys):

@@ -61,6 +61,11 @@ def state_text(details: dict[str, Any]) -> str:
     return text if utc_text(entered) == utc_text(start) else f"{text}, started {utc_text(start)}"
 
 
+def version_line(summary: dict[str, Any]) -> list[str]:
+    """Return the file of the version that runs, if the job was upgraded."""
+    return [f"version: {summary['version']}"] if summary["version"] else []
+
+
 def counted_line(summary: dict[str, Any]) -> list[str]:
     """Return from when on the rows of vertices are counted, if that is not the begin of the job."""
     restarted = summary["restarts"] or summary["jobmanagers-replaced"]["times"]

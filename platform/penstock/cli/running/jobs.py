@@ -29,6 +29,7 @@ from penstock.cli.running.job_report import (
     report_lines,
     state_text,
     story_lines,
+    version_line,
     watermark_lag_ms,
     watermark_line,
 )
@@ -114,6 +115,8 @@ def show(
         return
     console = terminal()
     console.print(f"[bold]{details['name']}[/] {details['jid']} {state_text(details)}", soft_wrap=True)
+    for line in version_line(summary):
+        console.print(line, markup=False, soft_wrap=True)
     console.print(flow_table(summary))
     console.print(watermark_line(summary, now_ms), markup=False)
     table = Table("vertex", "parallelism", "status", "rows in", "rows out", box=None)

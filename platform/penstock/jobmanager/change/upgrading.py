@@ -214,6 +214,7 @@ class Upgrading:
             deadline_ms=job.now_ms + request.policy.deadline_ms,
             parallelism=request.parallelism,
             begun_ms=job.now_ms,
+            old_file=self.record.running_file if self.record is not None else "",
         )
         self._begin()
         self.phase = UpgradeStage.INTENT

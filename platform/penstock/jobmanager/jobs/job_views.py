@@ -50,6 +50,7 @@ def summary_of(
             restarts=0,
             error=record.error,
             stop_uri=record.stop_uri,
+            version=_version(record),
             takeovers=record.takeovers,
         )
     history = master.checkpointing.history
@@ -82,9 +83,14 @@ def summary_of(
         ),
         restored=_restored(record, history.latest_restored),
         stop_uri=record.stop_uri,
+        version=_version(record),
         takeovers=record.takeovers,
         taken_over_ms=master.status.entered_ms[JobStatus.CREATED] if record.takeovers else -1,
     )
+
+
+def _version(record: JobRecord) -> str:
+    return record.upgrade.running_file if record.upgrade is not None else ""
 
 
 def detail_of(summary: JobSummary, graph: JobGraph, master: JobMaster | None, now_ms: int) -> JobDetail:

@@ -139,6 +139,8 @@ class JobSummary(_View, frozen=True, kw_only=True):
     restored: RestoredView | None = None
     #: URI of the savepoint that a user stopped the job with.
     stop_uri: str = ""
+    #: File of the version that runs, as the user of `upgrade` named it; empty before the first upgrade.
+    version: str = ""
     #: Number of JobManagers that took the job over from an earlier one, and when the present one did.
     takeovers: int = 0
     taken_over_ms: int = -1

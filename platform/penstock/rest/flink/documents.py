@@ -397,9 +397,7 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         "rows-unread": {v.operators[0].uid: _lag(v) for v in heads if _reports_lag(v)},
         # where sources read and sinks write, by uid
         "places": {o.uid: o.place for v in detail.vertices for o in v.operators if o.place},
-        "bad-records": {
-            v.operators[0].uid: count for v in heads if (count := _total(v, "badRecords") + _total(v, "badTimestamps"))
-        },
+        "bad-records": _bad_records(heads),
         # the first bad record of a source: place, reason, value
         "bad-record-examples": _bad_record_examples(heads),
         # since when the external system of a source has not answered (wall-clock ms), for how long (ms), and its place
@@ -432,9 +430,15 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         "restored": _restored(summary.restored),
         # URI of the savepoint that a user stopped the job with
         "stopped-with": summary.stop_uri,
+        # the file of the version that runs, as the user of `upgrade` named it; empty before the first upgrade
+        "version": summary.version,
         # since the job's start; each one counts restarts and checkpoints from zero
         "jobmanagers-replaced": {"times": summary.takeovers, "newest": _time(summary.taken_over_ms)},
     }
+
+
+def _bad_records(heads: Sequence[VertexView]) -> Json:
+    return {v.operators[0].uid: count for v in heads if (count := _total(v, "badRecords") + _total(v, "badTimestamps"))}
 
 
 def _bad_record_examples(heads: Sequence[VertexView]) -> Json:

@@ -131,6 +131,20 @@ def test_the_record_says_when_it_began_and_ended_and_what_it_is(world_of, graph_
     assert (record.begun_ms, record.ended_ms, record.policy.file) == (1500, ended_ms, "new.py")
 
 
+def test_the_version_that_runs_is_known_by_its_file(world_of, graph_of):
+    world = trying(world_of, graph_of, checkpoints=9, file="better.py").pass_time(2000)
+    assert [u.running_file for u in world.upgrades] == ["", "better.py"]
+    world.post(ev.UpgradeJudged(healthy=True))
+    world.pass_time(3000)
+    world.post(ask(world.graph, "u", checkpoints=9, file="worse.py"))
+    world.pass_time(2000)
+    world.post(ev.UpgradeJudged(healthy=False))
+    files = [(u.phase, u.running_file) for u in world.upgrades[2:]]
+    assert files == [
+        ("completed", "better.py"), ("cut", "better.py"), ("trial", "worse.py"), ("rolled-back", "better.py")
+    ]  # fmt: skip
+
+
 def test_restarts_within_the_limit_hold_the_output_of_earlier_attempts_too(world_of, graph_of):
     world = trying(world_of, graph_of, checkpoints=8, max_restarts=2)
     world.pass_time(2500)

@@ -45,6 +45,7 @@ export function view({ args, data, ui, update, reload }) {
         h("span", {}, "Started ", time(job["start-time"])),
         h("span", {}, ended ? `ran ${duration(job.duration)}` : `up ${duration(job.duration)}`),
         h("span", {}, `${summary.restarts} restart${summary.restarts === 1 ? "" : "s"}`),
+        summary.version ? h("span", {}, `version ${summary.version}`) : null,
         h("code", { title: "The job's id" }, job.jid)),
       ended ? null : actions(job, reload)),
     h("ul", { class: "findings", "aria-label": "Findings" }, health.findings.map((found) => finding(found, health.now, ended))),
