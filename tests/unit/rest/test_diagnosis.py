@@ -166,6 +166,16 @@ def test_since_when_is_kept_over_short_breaks_and_forgotten_after_long_ones():
     assert since.stamped([slow], 9_000 + FORGET_MS + 2)[0].since_ms == 9_000 + FORGET_MS + 2
 
 
+def test_a_good_state_ends_with_an_interruption_and_with_a_restart():
+    since, fine = FindingHistory(), first(vertex("read", (), (0.1, 0.0)))
+    assert since.stamped([fine], 1_000)[0].since_ms == 1_000
+    assert since.stamped([fine], 3_000)[0].since_ms == 1_000
+    assert since.stamped([], 5_000) == []
+    assert since.stamped([fine], 7_000)[0].since_ms == 7_000
+    assert since.stamped([fine], 9_000, running_ms=8_500)[0].since_ms == 9_000
+    assert since.stamped([fine], 11_000, running_ms=8_500)[0].since_ms == 9_000
+
+
 def test_event_time_that_stands_still_while_rows_come_is_told_with_its_subtask():
     def look(*marks, rows=1.0):
         return job(VertexLoad("read", "read", (), tuple(SubtaskLoad(rows_out=rows, watermark_ms=m) for m in marks)))

@@ -355,6 +355,7 @@ class FindingHistory:
         """Start without findings."""
         self._seen: dict[tuple[str, str, str, int], tuple[int, int]] = {}
         self._marks: dict[str, tuple[int | None, int]] = {}
+        self._looked_ms = 0
 
     def stalled_sources(self, load: JobLoad, now_ms: int) -> list[Finding]:
         """Return the sources whose event time stands still while rows arrive."""
@@ -368,14 +369,21 @@ class FindingHistory:
                 found.append(_stalled(vertex, moved_ms))
         return found
 
-    def stamped(self, findings: Sequence[Finding], now_ms: int) -> list[Finding]:
-        """Return the findings with the time of their first occurrence."""
+    def stamped(self, findings: Sequence[Finding], now_ms: int, running_ms: int = 0) -> list[Finding]:
+        """Return the findings with the time of their first occurrence.
+
+        A problem may be absent for a short time; a good state ends with its first absence, and with a restart.
+        `running_ms`: when the job last began to run.
+        """
         stamped = []
         for finding in findings:
-            first_ms, _ = self._seen.get(finding.identity, (finding.since_ms or now_ms, now_ms))
+            first_ms, seen_ms = self._seen.get(finding.identity, (finding.since_ms or now_ms, now_ms))
+            if finding.level == GOOD and (seen_ms < self._looked_ms or first_ms < running_ms):
+                first_ms = now_ms
             self._seen[finding.identity] = first_ms, now_ms
             stamped.append(replace(finding, since_ms=finding.since_ms or first_ms))
         self._seen = {key: times for key, times in self._seen.items() if now_ms - times[1] <= FORGET_MS}
+        self._looked_ms = now_ms
         return stamped
 
 

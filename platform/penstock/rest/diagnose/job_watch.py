@@ -108,7 +108,7 @@ class JobWatch:
             findings += job.since.stalled_sources(mean, now_ms)
             findings += checkpoint_findings(checkpoints, detail, now_ms)
         findings += row_findings(progress(detail, checkpoints), now_ms)
-        job.findings = job.since.stamped(ordered(findings), now_ms)
+        job.findings = job.since.stamped(ordered(findings), now_ms, detail.timestamps.get("RUNNING", 0))
 
 
 def add_routes(router: APIRouter, watch: JobWatch) -> None:
