@@ -6,6 +6,7 @@ Pure; called by `penstock check`, by the JobManager before a job starts, and by 
 from __future__ import annotations
 
 import base64
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
@@ -138,7 +139,7 @@ def require_fit(verdicts: Sequence[StateVerdict]) -> None:
     if blocked:
         first = blocked[0]
         others = [verdict for verdict in blocked if verdict.reason != first.reason]
-        more = f"; {len(others)} more: {', '.join(verdict.place for verdict in others)}" if others else ""
+        more = f"; {len(others)} more: {', '.join(verdict.title for verdict in others)}" if others else ""
         where = f"{first.where}: " if first.where else ""
         raise StateMismatchError(f"{where}{first.reason}{more}", hint=first.way_out)
 
@@ -248,7 +249,7 @@ def _kept(operator: OperatorSpec, saved_state: _SavedState) -> list[StateVerdict
         else:
             what = f"state {shown_name(state)!r} of {uid!r}, which no longer declares it"
             reason = f"the snapshot holds up to {rows:,} rows of {what}"
-            drop = DROP_STATE_HINT.format(f"{uid}/{state}")
+            drop = DROP_STATE_HINT.format(shlex.quote(f"{uid}/{shown_name(state)}"))
             way = f"declare it again ({did_you_mean(state, operator.states)}), or {drop}"
             found.append(StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way))
     return found
@@ -349,7 +350,7 @@ def _check_names(allowed: Collection[str], found: Sequence[StateVerdict]) -> Non
 
 
 def _droppable(found: Sequence[StateVerdict]) -> list[str]:
-    return [v.place for v in found if v.verdict == "dropped" or "--allow-non-restored-state" in v.way_out]
+    return [v.title for v in found if v.verdict == "dropped" or "--allow-non-restored-state" in v.way_out]
 
 
 def restorable_states(

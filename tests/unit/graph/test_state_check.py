@@ -162,6 +162,19 @@ def test_other_reasons_are_counted():
         require_fit(check_states(job(), held))
 
 
+def test_errors_and_hints_have_the_names_that_the_check_prints():
+    gone = snapshot(keyed("gone", "seen"), keyed("people", "panes"), keyed("people", "__timers_event"))
+    found = check_states(job(people(seen=PLAIN)), gone)
+    with pytest.raises(StateMismatchError, match=r"; 2 more: people/timers \(event time\), people/windows"):
+        require_fit(found)
+    ways = [v.way_out.rpartition("--allow-non-restored-state ")[2] for v in found if v.uid == "people" and v.way_out]
+    assert ways == ["'people/timers (event time)'", "people/windows"]
+    allowed = check_states(
+        job(people(seen=PLAIN)), gone, allow_non_restored=["gone", "people/windows", "people/timers (event time)"]
+    )
+    require_fit(allowed)
+
+
 def test_a_state_that_is_gone_is_blocked_until_it_is_named():
     graph = job(people(seen=PLAIN))
     held = snapshot(keyed("people", "seen"), keyed("people", "sean"))
