@@ -6,6 +6,7 @@ replaces nodes and never changes them, so that a node returned earlier stays val
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -14,6 +15,9 @@ import msgspec
 from penstock.config.settings import JobSettings
 from penstock.core.errors import GraphError
 from penstock.graph.job_graph import Forward, OperatorSpec, Partitioner, Rebalance
+
+#: Job names and uids that can be part of paths and transactional ids.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +197,8 @@ class StreamGraphBuilder:
         if node.operator.uid or (node.operator.stateful and require_uids):
             return node
         uid = f"{node.operator.kind}-{node.id}"
+        if node.operator.kind == "print" and NAME.fullmatch(shown := f"{node.operator.config['name']}-{node.id}"):
+            uid = shown
         while uid in given:
             uid += "_"
         return msgspec.structs.replace(node, operator=msgspec.structs.replace(node.operator, uid=uid))

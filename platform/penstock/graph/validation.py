@@ -6,13 +6,12 @@ backend and its views.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import GraphError, did_you_mean
 from penstock.graph.job_graph import ENDS, KeyGroup
-from penstock.graph.stream_graph import StreamGraph, StreamNode
+from penstock.graph.stream_graph import NAME, StreamGraph, StreamNode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,7 +42,6 @@ _TAKE = frozenset({"project", "sink", "collect", "print"})
 WINDOW_COLUMNS = ("window_start", "window_end")
 #: Key column types whose hash is the same here and in Spark (`penstock.kernels` has the same list).
 KEY_TYPES = "int8-int64, uint8-uint32, bool, float32, float64, string, binary, date, timestamp, decimal128"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _NAME_RULE = "use letters, digits, '-', '_' and '.', at most 100, beginning with a letter or digit"
 
 
@@ -125,7 +123,7 @@ def require_name(name: str, what: str) -> None:
         GraphError: it cannot.
     """
     given: Any = name
-    if not isinstance(given, str) or not _NAME.fullmatch(given):
+    if not isinstance(given, str) or not NAME.fullmatch(given):
         msg = f"{what} {name!r} cannot be used in paths and transactional ids"
         raise GraphError(msg, hint=_NAME_RULE)
 

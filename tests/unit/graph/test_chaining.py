@@ -127,6 +127,12 @@ def test_stateless_operators_get_a_uid_that_nobody_has_given(graphs):
     assert uids == ["a", "map-2_", "map-2"]
 
 
+@pytest.mark.parametrize(("name", "uid"), [("paid", "paid-2"), ("paid in full", "print-2"), ("p" * 99, "print-2")])
+def test_a_print_without_uid_has_its_name_in_it_where_a_uid_can_have_it(graphs, name, uid):
+    graphs.operator(f"Print: {name}", "print", graphs.source("a"), config={"name": name})
+    assert [o.uid for v in graphs.job_graph().vertices for o in v.operators] == ["a", uid]
+
+
 def fingerprint(graphs, **window):
     graphs.sink(graphs.window(graphs.source("a"), "w", **window), name="s")
     return graphs.job_graph().fingerprint
