@@ -32,6 +32,7 @@ def simulate(
     Raises:
         AssertionError: the rows differ, or the job fails with faults only; names the seed, the sink and the rows.
     """
+    __tracebackhide__ = True
     with JobHarness(job, **options) as harness:
         scenario(harness)
         expected = {sink: _counted(harness, sink) for sink in harness.sinks}
@@ -40,11 +41,18 @@ def simulate(
             try:
                 scenario(harness)
             except JobFailedError as error:
-                raise AssertionError(f"seed {seed}: with faults the job fails: {error}\n{_again(seed)}") from error
+                raise _failed(seed, error) from None  # the frames are the engine's; the user's are in the note
             for sink, rows in expected.items():
                 found = _counted(harness, sink)
                 if found != rows:
                     raise AssertionError(_difference(seed, sink, rows, found))
+
+
+def _failed(seed: int, error: JobFailedError) -> AssertionError:
+    failed = AssertionError(f"seed {seed}: with faults the job fails: {error}\n{_again(seed)}")
+    for note in vars(error).get("__notes__", ()):
+        failed.add_note(note)
+    return failed
 
 
 def _counted(harness: JobHarness, sink: str) -> Counter[str]:

@@ -268,8 +268,11 @@ class Strict(Forgetful):
 
 def test_a_simulation_names_the_seed_of_a_job_that_fails(orders):
     strict = orders.key_by("user_id").process(Strict()).uid("strict")
-    with pytest.raises(AssertionError, match=r"seed \d+: with faults the job fails: .*KeyError"):
+    with pytest.raises(AssertionError, match=r"seed \d+: with faults the job fails: .*KeyError") as raised:
         simulate(strict, scenario, seeds=50, partitions=2)
+    printed = str(raised.getrepr(chain=True))
+    assert "in on_timer" in printed, "the line of the user's function"
+    assert "in_process.py" not in printed, "no frames of the engine"
 
 
 def test_each_fault_happens_at_its_step(totals):
