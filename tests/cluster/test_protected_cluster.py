@@ -86,6 +86,7 @@ def test_mutual_tls_in_two_commands(console, tmp_path):
     folder = tmp_path / "certs"
     console("cluster", "certs", folder, "--client-certificates")
     started = console("cluster", "start", "--security", folder, "--taskmanagers", 2, "--slots", 1, "--rest-port", 0)
+    assert started.startswith("starting a cluster; its log is ")
     url = next(word for word in started.split() if word.startswith("https://"))
     record = json.loads((tmp_path / "home" / "cluster.json").read_text())
 

@@ -88,7 +88,8 @@ def runs(cluster):
 
 
 def test_an_upgrade_is_refused_before_anything_stops_and_keeps_the_parallelism(cluster, version):
-    penstock(cluster, "run", version("v1"), "--detached")
+    first = version("v1")
+    assert penstock(cluster, "run", first, "--detached").startswith(f"reading {first} ")
     wait_until(lambda: runs(cluster)[1] > 1, lambda: runs(cluster), step=0.1)
     job_id, _ = runs(cluster)
     started = cluster.client().job(job_id)["start-time"]
@@ -98,6 +99,7 @@ def test_an_upgrade_is_refused_before_anything_stops_and_keeps_the_parallelism(c
     )
     assert re.search(r"not upgraded: job.py:\d+: state 'seen' of 'counts': device \(string\) was added", said), said
     assert "stops with a savepoint" not in said
+    assert said.startswith("reading ")
     client = cluster.client()
     assert client.job(job_id)["state"] == "RUNNING"
     assert client.job(job_id)["start-time"] == started

@@ -80,7 +80,9 @@ class JobProgress:
 
     def step(self, text: str) -> None:
         """Print what is done before the job starts, at once: the display, which takes time to load, starts later."""
-        if self._enabled and not self._begun:
+        if self._begun:
+            self.note(text)
+        elif self._enabled:
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
 

@@ -88,9 +88,9 @@ def test_steps_before_the_job_are_printed_at_once(capsys):
     progress.step("reading totals.py")
     assert capsys.readouterr().out == "reading totals.py\n"
     progress.note("a line of the display")
-    progress.step("too late")
+    progress.step("submitting totals")
     JobProgress(enabled=False).step("for a machine")
-    assert capsys.readouterr().out == "a line of the display\n"
+    assert capsys.readouterr().out == "a line of the display\nsubmitting totals\n"
 
 
 def test_a_job_that_never_began_has_no_totals():

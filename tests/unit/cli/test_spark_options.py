@@ -86,4 +86,4 @@ def test_a_backfill_without_pyspark(monkeypatch, capsys, tmp_path):
         main.app()
     assert ended.value.code == 2
     way = f"{extra_hint('spark')}; without --master it runs in this process"
-    assert capsys.readouterr().err == f"penstock: Spark is not installed ({way})\n"
+    assert capsys.readouterr() == ("starting Spark on local[1]\n", f"penstock: Spark is not installed ({way})\n")

@@ -130,6 +130,7 @@ def _run(scenario: Scenario, progress: JobProgress) -> JobResult:
     from penstock.api.environment import use_executor
 
     scenario.prepare()
+    progress.step("building the job order-totals")
     killer = Killer(scenario.events, progress.note, scenario.killed)
 
     begun = False
@@ -148,7 +149,11 @@ def _run(scenario: Scenario, progress: JobProgress) -> JobResult:
         )
 
     executor = EmbeddedExecutor(
-        taskmanagers=TASKMANAGERS, on_poll=on_poll, on_started=on_started, environment=scenario.environment
+        taskmanagers=TASKMANAGERS,
+        on_poll=on_poll,
+        on_started=on_started,
+        on_step=progress.step,
+        environment=scenario.environment,
     )
     with use_executor(executor, {}):
         result = scenario.build().execute("order-totals")

@@ -26,6 +26,7 @@ from penstock.client.operation_progress import OperationProgress, outside_text, 
 from penstock.client.rest_client import RestClient, UpgradeOptions
 from penstock.core.clock import SystemClock, utc_text
 from penstock.core.errors import UsageError
+from penstock.graph.job_graph import JobGraph
 
 
 def upgrade(
@@ -88,7 +89,7 @@ def upgrade(
             return
         found, overrides = job_to_change(client, job, cluster, token), parse_overrides(settings or [], parallelism)
         options["keep_parallelism"], options["file"] = "parallelism" not in overrides, str(new)
-        graph = planned(new, overrides, found.name)
+        graph = _planned(new, overrides, found.name, quiet=json)
         if detached:
             _print_requested(found, request_upgrade(found, graph, token, options), as_json=json)
             return
@@ -97,6 +98,13 @@ def upgrade(
         print_json({"jobid": found.job_id, "name": found.name, "savepoint": uri})
         return
     say(f"{found.name} runs as {new}" + (f"; savepoint of the old version: {uri}" if uri else ""))
+
+
+def _planned(new: Path, overrides: dict[str, str], name: str, *, quiet: bool) -> JobGraph:
+    """Return the job graph of the new version; tell that it is read, which can take seconds."""
+    if not quiet:
+        say(f"reading {new}")
+    return planned(new, overrides, name)
 
 
 def _print_requested(handle: JobHandle, request_id: str, *, as_json: bool) -> None:

@@ -169,6 +169,8 @@ def backfill(
     graph = planned(job, parse_overrides(settings or []), "")
     clock = SystemClock()
     began = clock.monotonic_ms()
+    if master is not None and not json:
+        say(f"starting Spark on {master}")
     with _engine(master, given) as engine:
         result = Backfill(graph, options, clock, SystemRand()).run(engine, _progress(quiet=json))
     seconds = (clock.monotonic_ms() - began) / 1000

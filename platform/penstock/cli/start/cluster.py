@@ -114,6 +114,8 @@ def start(
     arguments += [part for setting in spark_conf or [] for part in ("--spark-conf", setting)]
     listening, environment = _process_options(configured.settings)
     arguments += listening
+    if not json:
+        say(f"starting a cluster{' on Spark' if master else ''}; its log is {log}")
     with log.open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "penstock.cli.main", *arguments],
