@@ -183,6 +183,10 @@ _UNKNOWN_ARGUMENT = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument
 _MISSING_ARGUMENT = re.compile(r"([\w.]+)\(\) missing \d+ required .*?arguments?: '(\w+)'")
 _UNNAMED_ARGUMENTS = re.compile(r"(\w+_state)\(\) takes \d+ positional arguments? but")
 _STATE_TYPES = re.compile(r"Too (?:few|many) arguments for <class 'penstock\.functions\.\w+\.(\w+State)'>")
+#: Python's errors about a default of a state, which has none.
+_DEFAULT_OF_STATE = re.compile(
+    r"value_state\(\) (?:takes 0 positional arguments but 1 was|got .*'(?:default|initial)\w*')"
+)
 #: The example in the docstring of a function such as `ps.value_state`.
 _STATE_EXAMPLE = re.compile(r"`(\w+: ps\.\w+State\[.*?) = (ps\..*?)`")
 
@@ -272,6 +276,8 @@ _MISTAKEN_TYPES = {
 
 def _argument_hint(text: str) -> str:
     """Return a hint for Python's error about the arguments of a function, or about the types of a state."""
+    if _DEFAULT_OF_STATE.match(text):
+        return "value() is None before the first update: write self.count.value() or 0"
     if found := _UNKNOWN_ARGUMENT.match(text):
         parameters = _parameters(found[1])
         return did_you_mean(found[2], parameters) if parameters else ""

@@ -36,8 +36,18 @@ def unbound() -> NoReturn:
     Raises:
         UsageError: always.
     """
-    msg = "state belongs to a key: it can only be used in process and on_timer, while the job runs"
-    raise UsageError(msg, hint="prepare what is the same for all keys in open(self, ctx)")
+    msg = "state belongs to a key: it can only be used while a job runs"
+    raise UsageError(msg, hint="test the function in a job: penstock.testing.JobHarness")
+
+
+def without_key() -> NoReturn:
+    """Raise the error for a state where no row or timer is handled: in `open`, `close` and `process_broadcast`.
+
+    Raises:
+        UsageError: always.
+    """
+    msg = "state belongs to a key, and there is none here: it can only be used in process and on_timer"
+    raise UsageError(msg, hint="a new key has no value: write self.count.value() or 0 in process")
 
 
 class Cells:
@@ -45,12 +55,12 @@ class Cells:
 
     __slots__ = ("_load", "current", "items")
 
-    def __init__(self, current: Current) -> None:
-        """Start without keys: every use is an error until `begin`."""
+    def __init__(self, current: Current, load: Callable[[], list[Any]] = unbound) -> None:
+        """Start without keys: `load` makes every use an error until `begin`."""
         self.current = current
         #: Empty until loaded. Always the same list, so that a state accesses it in one step.
         self.items: list[Any] = []
-        self._load: Callable[[], list[Any]] = unbound
+        self._load = load
 
     def begin(self, load: Callable[[], list[Any]]) -> None:
         """Start a batch of other keys; `load` returns their values."""
@@ -59,7 +69,7 @@ class Cells:
 
     def forbid(self) -> None:
         """Make every use an error until the next batch: there is no key at present."""
-        self.begin(unbound)
+        self.begin(without_key)
 
     def fill(self) -> None:
         """Load the values of the batch's keys."""

@@ -80,6 +80,28 @@ MISTAKES = {
         "did you mean 'amount'",
     ),
     "aggregate: a sum of text": ('windows.aggregate(n=ps.sum("country"))', "type string is not supported", "cast"),
+    "aggregate: a dict": (
+        "windows.aggregate({'n': ps.count()})",
+        "aggregate over tumbling 1m: a dict is not an aggregate",
+        r"each by its name: \.aggregate\(n=ps\.count\(\), total=ps\.sum\('amount'\)\)",
+    ),
+    "aggregate: a list": ("keyed.aggregate([ps.count()])", "a list is not an aggregate", r"each by its name: \.aggreg"),
+    "aggregate: a text": ("windows.aggregate(n='count')", "n: 'count' is not an aggregate", r"write ps\.count\(\)"),
+    "aggregate: the text of a sum": (
+        "windows.aggregate(n='sum')",
+        "n: 'sum' is not an aggregate",
+        r"write for example ps\.sum\('COLUMN'\)",
+    ),
+    "aggregate: a function": (
+        "windows.aggregate(n=lambda rows: len(rows))",
+        "n: the function <lambda> is not an aggregate",
+        r"ps\.Aggregator",
+    ),
+    "with_columns: a dict": (
+        "timed.with_columns({'x': pl.col('amount')})",
+        "a dict is not a column",
+        r"\.with_columns\(x=pl\.col\('amount'\) \* 2\)",
+    ),
     "aggregate: none": ("windows.aggregate()", "aggregate", "ps.count"),
     "filter: unknown column": ('timed.filter(pl.col("amnt") > 1)', "unknown column 'amnt'", "did you mean 'amount'"),
     "filter: a field that is no bool": (
@@ -242,6 +264,27 @@ MISTAKES = {
         process("last: ps.MapState[str] = ps.map_state()"),
         "Too few arguments for .*MapState",
         r"in this way: seen: ps\.MapState\[str, int\] = ps\.map_state\(\)",
+    ),
+    "state: a default": (
+        process("last: ps.ValueState[int] = ps.value_state(0)"),
+        r"value_state\(\) takes 0 positional arguments but 1 was given",
+        r"value\(\) is None before the first update: write self\.count\.value\(\) or 0",
+    ),
+    "state: a default by name": (
+        process("last: ps.ValueState[int] = ps.value_state(default=0)"),
+        "unexpected keyword argument 'default'",
+        r"value\(\) is None before the first update: write self\.count\.value\(\) or 0",
+    ),
+    "state: a value": (
+        process("last: ps.ValueState[int] = 0"),
+        "state 'last' is annotated, but 0 is no state",
+        r"last: ps\.ValueState\[int\] = ps\.value_state\(\)",
+    ),
+    "state: a field's default of another type": (
+        "from typing import NamedTuple\nclass Seen(NamedTuple):\n    n: int = 'none'\n"
+        + process("last: ps.ValueState[Seen] = ps.value_state()"),
+        "state 'last': the default of n is 'none', which is no int64",
+        r"for example n: int = 0, or `n: int \| None = None`",
     ),
     "state: a name and a type": (
         process("last = ps.value_state('last', int)"),
@@ -478,6 +521,29 @@ MISTAKES = {
         "its process method is a coroutine",
         r"write def, not async def; .*\.map_async\(f\)",
     ),
+    "process: open without ctx": (
+        process("def open(self):\n        pass"),
+        "its open method does not take the context: too many positional arguments",
+        r"def open\(self, ctx\)",
+    ),
+    "process: on_timer without a time": (
+        process("def on_timer(self, ctx):\n        return []"),
+        "its on_timer method does not take the time and the context: too many positional arguments",
+        r"def on_timer\(self, timestamp, ctx\)",
+    ),
+    "process: process1 without ctx": (
+        (
+            "class Both(ps.KeyedCoProcessFunction):\n    def process1(self, row) -> Iterator[Total]: ...\n"
+            "    def process2(self, row, ctx) -> Iterator[Total]: ...\nkeyed.connect(keyed).process(Both())"
+        ),
+        "its process1 method does not take a row and the context: too many positional arguments",
+        r"def process1\(self, row, ctx\)",
+    ),
+    "process: close with ctx": (
+        process("def close(self, ctx):\n        pass"),
+        "its close method does not take self alone: missing a required argument: 'ctx'",
+        r"def close\(self\)",
+    ),
     "schema: no fields": (
         'class Empty(ps.Schema): ...\nenv.from_source(FileSource("in", Empty), uid="e")',
         "Empty has no fields",
@@ -543,7 +609,7 @@ MISTAKES = {
     ),
     "an argument of a window misspelt": ('ps.Tumbling(length="1m")', "argument 'length'", "there are: size, offset"),
     "renamed: a text": ("ps.value_state(renamed='last')", "renamed='last' is not a dict of names", "renamed={"),
-    "an argument of a state misspelt": ("ps.value_state(default=0)", "argument 'default'", "there are: ttl, renamed"),
+    "an argument of a state misspelt": ("ps.value_state(tll='1h')", "argument 'tll'", "did you mean 'ttl'"),
     "an argument of a method misspelt": ('keyed.window(windows="1m")', "argument 'windows'", "did you mean 'window"),
     "a package that is not installed": (
         "import no_such_package",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import polars as pl
 
 from penstock.api.building.operator_nodes import NewOperator
-from penstock.core.errors import GraphError
+from penstock.core.errors import GraphError, argument_text
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validation import require_columns, require_unique
 from penstock.operators.rows.columns import without_ts
@@ -34,7 +34,7 @@ def project(mode: Mode, columns: Iterable[ColumnLike], named: dict[str, Any], fl
         GraphError: an unknown column, a wrong type, or an expression that depends on other rows.
     """
     schema = flow.schema
-    expressions = [_expression(column) for column in columns]
+    expressions = [_expression(column, mode) for column in columns]
     expressions += [_named(name, value) for name, value in named.items()]
     if not expressions:
         msg = f"{mode}: no column is given"
@@ -55,18 +55,22 @@ def project(mode: Mode, columns: Iterable[ColumnLike], named: dict[str, Any], fl
     return NewOperator(spec, output, flow.row_type if mode == "filter" else None)
 
 
-def _expression(column: ColumnLike) -> pl.Expr:
+def _expression(column: ColumnLike, mode: Mode) -> pl.Expr:
     if isinstance(column, str):
         return pl.col(column)
     if isinstance(column, pl.Expr):
         return column
-    msg = f"{column!r} is not a column"
+    if isinstance(column, dict):
+        raise GraphError("a dict is not a column", hint=f"give each by its name: .{mode}(x=pl.col('amount') * 2)")
+    msg = f"{argument_text(column)} is not a column"
     raise GraphError(msg, hint="use a column's name or a Polars expression such as pl.col('amount') * 2")
 
 
 def _named(name: str, value: Any) -> pl.Expr:
-    if isinstance(value, (pl.Expr, str)):
-        return _expression(value).alias(name)
+    if isinstance(value, str):
+        return pl.col(value).alias(name)
+    if isinstance(value, pl.Expr):
+        return value.alias(name)
     return pl.lit(value).alias(name)
 
 

@@ -82,23 +82,48 @@ def _checked_function(function: Any, returns: Any, stream: InputStream, base: An
         raise GraphError(
             f"{where}: it has no process method", hint="write def process(self, row, ctx) -> Iterator[Out]"
         )
-    _require_row_and_ctx(type(function).process, where)
+    _require_methods(type(function), where)
     annotated, result = annotations_of(type(function).process, where, needed=returns is None)
     given = input_type(annotated, stream.flow.row_type, stream.flow.rows, where)
     output_type = returns if returns is not None else result_type("flat_map", result, where)
     return CheckedFunction("process", where, {}, (function, given)), output_type
 
 
-def _require_row_and_ctx(method: Any, where: str) -> None:
-    """Refuse a process method that workers could not call."""
-    if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
-        msg = f"{where}: its process method is a coroutine"
-        raise GraphError(msg, hint="write def, not async def; a function that waits is for .map_async(f)")
-    try:
-        inspect.signature(method).bind(None, None, None)
-    except TypeError as error:
-        msg = f"{where}: its process method does not take a row and the context: {error}"
-        raise GraphError(msg, hint="write def process(self, row, ctx) -> Iterator[Out]") from error
+#: Method -> the parameters that the engine passes, and what they are.
+_ROW = ("row, ctx", "a row and the context")
+_METHODS = {
+    "open": ("ctx", "the context"),
+    "process": _ROW,
+    "process1": _ROW,
+    "process2": _ROW,
+    "process_broadcast": _ROW,
+    "on_timer": ("timestamp, ctx", "the time and the context"),
+    "snapshot_state": ("", "self alone"),
+    "close": ("", "self alone"),
+}
+
+
+def _require_methods(kind: type, where: str) -> None:
+    """Refuse a class with a method that workers could not call.
+
+    Raises:
+        GraphError: it takes other arguments, or is a coroutine.
+    """
+    for name, (parameters, described) in _METHODS.items():
+        method: Any = inspect.getattr_static(kind, name, None)
+        if not inspect.isfunction(method):
+            continue
+        given = [part for part in parameters.split(", ") if part]
+        result = " -> Iterator[Out]" if name.startswith("process") else ""
+        example = f"def {name}({', '.join(['self', *given])}){result}"
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            way = "; a function that waits is for .map_async(f)" if given == ["row", "ctx"] else ""
+            raise GraphError(f"{where}: its {name} method is a coroutine", hint=f"write def, not async def{way}")
+        try:
+            inspect.signature(method).bind(None, *given)
+        except TypeError as error:
+            msg = f"{where}: its {name} method does not take {described}: {error}"
+            raise GraphError(msg, hint=f"write {example}") from error
 
 
 def reduce_operator(function: Any, ttl: TimeToLive, *, stream: KeyedInputStream) -> NewOperator:
@@ -253,6 +278,7 @@ def compile_two_input(
             f"{where}: one stream has event time, the other has none",
             hint="give both sources watermarks=..., or none of them",
         )
+    _require_methods(type(function), where)
     given, results = [], []
     for method, stream in zip(two_input.methods, streams, strict=True):
         if getattr(type(function), method) is getattr(two_input.base, method):

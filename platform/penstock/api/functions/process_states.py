@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.api.functions.row_functions import is_row_type
-from penstock.core.errors import GraphError, did_you_mean, misuse_hint
+from penstock.core.errors import GraphError, argument_text, did_you_mean, misuse_hint
 from penstock.core.evolution import DEFAULT, WAS, default_text
 from penstock.core.schema import arrow_field_of, arrow_schema_of, schema_to_text
 from penstock.functions.broadcast_state import BROADCAST, BroadcastState
@@ -52,11 +52,21 @@ def evolving(schema: pa.Schema, row_type: Any, renamed: Mapping[str, str], where
                 more[DEFAULT] = default_text(defaults[field.name], field.type)
             except (pa.ArrowException, TypeError, ValueError) as error:
                 msg = f"{where}: the default of {field.name} is {defaults[field.name]!r}, which is no {field.type}"
-                raise GraphError(msg, hint="give it a default of the field's type") from error
+                raise GraphError(msg, hint=_default_hint(row_type, field.name)) from error
         if field.name in renamed:
             more[WAS] = renamed[field.name].encode()
         fields.append(field.with_metadata(more) if more else field)
     return pa.schema(fields)
+
+
+def _default_hint(row_type: Any, name: str) -> str:
+    """Return an example of a field with a default of its type."""
+    kind = typing.get_type_hints(row_type).get(name)
+    if kind is None or kind not in _EXAMPLE_DEFAULTS:
+        return "give it a default of the field's type"
+    return (
+        f"for example {name}: {kind.__name__} = {_EXAMPLE_DEFAULTS[kind]}, or `{name}: {kind.__name__} | None = None`"
+    )
 
 
 def _defaults(row_type: Any) -> dict[str, Any]:
@@ -69,6 +79,7 @@ def _defaults(row_type: Any) -> dict[str, Any]:
     return dict(getattr(row_type, "_field_defaults", {}))
 
 
+_EXAMPLE_DEFAULTS: dict[Any, str] = {int: "0", float: "0.0", bool: "False", str: '""', bytes: 'b""'}
 _TYPES = "int, float, bool, str, bytes, datetime, date, Decimal with ps.Precision, a tuple or row type of these"
 _KEY_TYPES = "int, bool, str, bytes, datetime, date, Decimal with ps.Precision, a tuple or NamedTuple of these"
 #: Class of the declaration -> an example of its use.
@@ -125,7 +136,8 @@ def declared_states(function: Any, where: str) -> dict[str, DeclaredState]:
         raise GraphError(msg, hint=hint) from error
     for name, annotated in hints.items():
         if get_origin(annotated) in _EXAMPLES and name not in declared:
-            msg = f"{where}: state {name!r} is annotated, but has no value"
+            value = f"{argument_text(attributes[name])} is no state" if name in attributes else "has no value"
+            msg = f"{where}: state {name!r} is annotated, but {value}"
             raise GraphError(msg, hint=f"give it a value: {name}: {_EXAMPLES[get_origin(annotated)]}")
     return {name: _state(name, state, hints.get(name), f"{where}: state {name!r}") for name, state in declared.items()}
 

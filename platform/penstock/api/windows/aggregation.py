@@ -5,6 +5,7 @@ An aggregate with a condition becomes one over a hidden column. Called by `api.s
 
 from __future__ import annotations
 
+import inspect
 import typing
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +16,7 @@ from penstock.api.building.operator_nodes import NewOperator
 from penstock.api.windows.aggregates import Aggregate, aggregating, count
 from penstock.api.windows.windows import Global, Session
 from penstock.core.elements import TS_COLUMN
-from penstock.core.errors import GraphError
+from penstock.core.errors import GraphError, argument_text
 from penstock.core.schema import arrow_field_of, schema_to_text
 from penstock.functions.state_ttl import row_ttl_options
 from penstock.graph.job_graph import OperatorSpec
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from penstock.functions.state_ttl import TimeToLive
 
 _HIDDEN = "__where_"
+_EXAMPLE = ".aggregate(n=ps.count(), total=ps.sum('amount'))"
+#: Aggregates of a column that a user may name as text.
+_BY_COLUMN = frozenset(("sum", "min", "max", "mean", "collect"))
 
 
 def wanted_aggregates(
@@ -54,7 +58,7 @@ def wanted_aggregates(
     ]
     if not wanted:
         msg = f"{where}: no aggregate is given"
-        raise GraphError(msg, hint="write for example .aggregate(n=ps.count(), total=ps.sum('amount'))")
+        raise GraphError(msg, hint=f"write for example {_EXAMPLE}")
     for value in wanted:
         if value.column is not None:
             known = [name for name in columns if not name.startswith("__")]
@@ -99,13 +103,24 @@ def _aggregate_of(value: Any, where: str) -> Aggregate:
     if not isinstance(value, Aggregate) and not isinstance(value, type) and _is_aggregator(value):
         value = aggregating(value)
     if not isinstance(value, Aggregate):
-        called = getattr(value, "__module__", "") == count.__module__ and callable(value)
-        shown = f"ps.{value.__name__} without parentheses" if called else repr(value)
-        way = "there are ps.count(), sum, min, max, mean, collect and others, and ps.Aggregator"
-        if called:
-            way = "write ps.count()" if value is count else f"write for example ps.{value.__name__}('COLUMN')"
-        raise GraphError(f"{where}: {shown} is not an aggregate", hint=way)
+        raise _no_aggregate(value, where)
     return value if value.fn != "aggregator" else _with_output(value, where)
+
+
+def _no_aggregate(value: Any, where: str) -> GraphError:
+    """Return the error of an argument that is no aggregate: a container, a text, or a function without its call."""
+    if isinstance(value, (dict, list, tuple, set)):
+        msg = f"{where}: a {type(value).__name__} is not an aggregate"
+        return GraphError(msg, hint=f"give each by its name: {_EXAMPLE}")
+    called = inspect.isfunction(value) and value.__module__ == count.__module__
+    name = value.__name__ if called else str(value)
+    shown = f"ps.{name} without parentheses" if called else argument_text(value)
+    way = "there are ps.count(), sum, min, max, mean, collect and others, and ps.Aggregator"
+    if name == count.__name__:
+        way = "write ps.count()"
+    elif called or name in _BY_COLUMN:
+        way = f"write for example ps.{name}('COLUMN')"
+    return GraphError(f"{where}: {shown} is not an aggregate", hint=way)
 
 
 def _with_output(value: Aggregate, where: str) -> Aggregate:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.functions.keyed_states import ListChanges, ListState, MapChanges, MapState
-from penstock.functions.state_handles import Cells, Current
+from penstock.functions.state_handles import Cells, Current, without_key
 from penstock.operators.process.state_binding import (
     RenewingListState,
     RenewingMapState,
@@ -164,7 +164,7 @@ class BoundList:
 
     def __init__(self, current: Current, table: CollectionTable, codec: MapCodec) -> None:
         """Make the handle that is passed to the function."""
-        self._cells, self._changes = Cells(current), ListChanges()
+        self._cells, self._changes = Cells(current, without_key), ListChanges()
         self.handle: ListState[Any] = (RenewingListState if _on_read(table) else ListState)(self._cells, self._changes)
         self._table = table
         self._codec = codec
@@ -241,7 +241,7 @@ class BoundMap:
 
     def __init__(self, current: Current, table: CollectionTable, codec: MapCodec) -> None:
         """Make the handle that is passed to the function."""
-        self._cells, self._changes, normal = Cells(current), MapChanges(), _normal(table.spec.entries)
+        self._cells, self._changes, normal = Cells(current, without_key), MapChanges(), _normal(table.spec.entries)
         kind = RenewingMapState if _on_read(table) else MapState
         self.handle: MapState[Any, Any] = kind(self._cells, self._changes, normal)
         self._table = table

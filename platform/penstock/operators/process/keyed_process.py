@@ -29,7 +29,7 @@ from penstock.functions.process_function import (
     Timers,
     output_time,
 )
-from penstock.functions.state_handles import Cells, Current, NoTimerQueue, TimerQueue
+from penstock.functions.state_handles import Cells, Current, NoTimerQueue, TimerQueue, without_key
 from penstock.functions.state_ttl import ttl_of
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
@@ -175,7 +175,7 @@ class KeyedProcessOperator(Operator):
         self._store.check_all_declared()
         queues = (self._event, self._processing) if _handles_timers(function) else (NoTimerQueue(), NoTimerQueue())
         timers = Timers(self._current, *queues)
-        self._keys = Cells(self._current)
+        self._keys = Cells(self._current, without_key)
         self._context = ProcessContext(self._keys, timers, context.clock, self._output.sides)
         marks = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
         # timers that were due at the checkpoint and waited for the next watermark keep waiting

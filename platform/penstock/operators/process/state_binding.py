@@ -19,7 +19,7 @@ from penstock.core.schema import schema_from_text
 from penstock.functions.keyed_states import MISSING, ListState, MapState
 from penstock.functions.process_function import ValueChanges, ValueState
 from penstock.functions.state_calls import places_of_changes
-from penstock.functions.state_handles import Cells, Current
+from penstock.functions.state_handles import Cells, Current, without_key
 from penstock.operators.rows.columns import ColumnError
 from penstock.operators.rows.row_codec import RowEncoder, row_maker
 from penstock.operators.rows.row_text import value_text
@@ -235,7 +235,7 @@ class BoundValue:
     def __init__(self, current: Current, table: ValueTable, codec: ValueCodec) -> None:
         """Make the handle that is passed to the function."""
         on_read = table.ttl is not None and table.ttl.on_read
-        self._cells, self._changes = Cells(current), ValueChanges()
+        self._cells, self._changes = Cells(current, without_key), ValueChanges()
         self.handle: ValueState[Any] = (RenewingValueState if on_read else ValueState)(self._cells, self._changes)
         self._table = table
         self._codec = codec

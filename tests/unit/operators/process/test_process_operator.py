@@ -293,9 +293,14 @@ class Eager(Counting):
 
 
 def test_state_outside_of_a_row_is_an_error(world):
-    with pytest.raises(UserFunctionError, match="state belongs to a key"):
+    new_key = (
+        r"state belongs to a key, and there is none here.* \(a new key has no value: write self\.count\.value\(\) or 0"
+    )
+    with pytest.raises(UserFunctionError, match=new_key):
         world.open(Eager())
-    with pytest.raises(UsageError, match="state belongs to a key"):
+    with pytest.raises(
+        UsageError, match=r"state belongs to a key.* while a job runs \(test the function in .*JobHarness"
+    ):
         Counting().count.value()
 
 
