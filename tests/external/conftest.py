@@ -116,11 +116,13 @@ class ReaderStage:
         self.reader.add_splits(splits)
         self.splits = {split.id for split in splits}
         self.finished, self.caught_up, self.batches, self.metrics = set(), set(), [], {}
+        self._rows, self._by_split = [], {}
 
     def poll(self, max_rows=10_000):
         self.woken.clear()
         result = self.reader.poll(max_rows)
-        self.batches += result.batches
+        for batch in result.batches:
+            self._take(batch)
         self.finished |= set(result.finished)
         self.caught_up = set(result.caught_up)
         self.metrics = result.metrics
@@ -140,16 +142,18 @@ class ReaderStage:
     def to_end(self, max_rows=10_000):
         return self.until(lambda s: s.finished == s.splits, max_rows)
 
+    def _take(self, batch):
+        self.batches.append(batch)
+        index = batch.split_index.tolist() if batch.split_index is not None else [0] * batch.data.num_rows
+        for row, i in zip(batch.data.to_pylist(), index, strict=True):
+            self._rows.append(row)
+            self._by_split.setdefault(batch.split_ids[i], []).append(row)
+
     def rows(self):
-        return [row for batch in self.batches for row in batch.data.to_pylist()]
+        return list(self._rows)
 
     def by_split(self):
-        out = {}
-        for batch in self.batches:
-            index = batch.split_index.tolist() if batch.split_index is not None else [0] * batch.data.num_rows
-            for row, i in zip(batch.data.to_pylist(), index, strict=True):
-                out.setdefault(batch.split_ids[i], []).append(row)
-        return out
+        return dict(self._by_split)
 
     def close(self):
         self.reader.close()
