@@ -264,13 +264,19 @@ def _public(owner: object) -> list[str]:
     return [name for name in dir(owner) if not name.startswith("_")]
 
 
-#: Parts of Python's errors about a stream or an expression in a wrong place, and the ways out.
+#: Parts of Python's errors about a stream, an expression or a time in a wrong place, and the ways out.
 _MISTAKEN_TYPES = {
     "Stream' object is not subscriptable": "name a column in an expression: .filter(pl.col('amount') > 5)",
     "Stream' object is not iterable": "a stream has no rows before the job runs: .execute_and_collect(limit=10)",
     "Stream' has no len()": "count rows in the job, for example with ps.count()",
     "the truth value of an Expr is ambiguous": "use &, | and ~ with parentheses, not `and`, `or` and `not`",
     "expression literal for value of type function": "a function of a row is for .map(f)",
+    "offset-naive and offset-aware": (
+        "datetimes of rows are in UTC: write datetime(..., tzinfo=UTC), and datetime.now(UTC)"
+    ),
+    "'int' and 'datetime.timedelta'": (
+        "ctx.timestamp and the times of timers are microseconds: add 10_000_000 for 10 s"
+    ),
 }
 
 

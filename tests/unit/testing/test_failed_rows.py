@@ -1,7 +1,7 @@
 """The row at which a user's code failed, for each kind of function: found after the failure, in the job's error."""
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,35 @@ class Texts(ps.KeyedProcessFunction):
     def on_timer(self, timestamp: int, ctx: ps.ProcessContext) -> Iterator[Share]:
         self.value.update(ctx.key)
         return iter(())
+
+
+class Sums(ps.KeyedProcessFunction):
+    """Calculates with what a state has before its first update, or with times, by the way that `way` names."""
+
+    total: ps.ValueState[int] = ps.value_state()
+    newest: ps.MapState[str, int] = ps.map_state()
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+
+    def process(self, row: Paid, ctx: ps.ProcessContext) -> Iterator[Share]:
+        if self.way == "value":
+            self.total.update(self.total.value() + row.amount)
+        elif self.way == "later":
+            total: Any = self.total.value()
+            total += row.amount
+        elif self.way == "compared":
+            yield Share(share=int(self.total.value() > 5))
+        elif self.way == "method":
+            yield Share(share=self.total.value().bit_length())
+        elif self.way == "map":
+            self.newest.put("x", self.newest.get("x") + 1)
+        elif self.way == "none of a row":
+            yield Share(share=dict.fromkeys("a").get("a") + 1)
+        elif self.way == "timedelta":
+            ctx.timers.event(ctx.timestamp + timedelta(seconds=1))
+        else:
+            yield Share(share=(row.ts - datetime(2026, 1, 1)).seconds)
 
 
 class Shares(ps.Aggregator[Paid, int, int]):
@@ -277,6 +306,55 @@ def test_a_value_that_does_not_fit_its_state_is_told_with_its_key_and_the_lines_
     assert f"process 'texts': {text}" in str(error)
     assert f"; set at {places} (" in str(error)
     assert error.__notes__[0].endswith(row)
+
+
+NONE = "value() of a state is None before its first update"
+#: The way of `Sums` -> the end of its error.
+HINTS = {
+    "value": f"'NoneType' and 'int' at {__file__}:LINE in process ({NONE}: write self.total.value() or 0)",
+    "later": f"in process ({NONE}: write self.total.value() or 0)",
+    "compared": f"in process ({NONE}: write self.total.value() or 0)",
+    "method": f"in process ({NONE}: write self.total.value() or 0)",
+    "map": "in process (get(key) of a state is None for a key that it has not: write self.newest.get(key, 0))",
+    "none of a row": "in process",
+    "timedelta": "in process (ctx.timestamp and the times of timers are microseconds: add 10_000_000 for 10 s)",
+    "naive": "in process (datetimes of rows are in UTC: write datetime(..., tzinfo=UTC), and datetime.now(UTC))",
+}
+
+
+@pytest.mark.parametrize("way", HINTS)
+def test_a_calculation_with_a_missing_value_or_another_time_has_a_hint(way):
+    error = failed(lambda paid: paid.key_by("user").process(Sums(way)).uid("sums"))
+    line = next(
+        n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "self.total.value() + row" in text
+    )
+    assert str(error).endswith(HINTS[way].replace("LINE", str(line)))
+
+
+def test_a_stream_without_event_time_has_no_timestamp():
+    paid = ps.Environment(1).from_source(FileSource("paid.jsonl", Paid), uid="paid")
+    with (
+        JobHarness(paid.key_by("user").process(Alarm()).uid("alarm")) as job,
+        pytest.raises(ps.JobFailedError) as raised,
+    ):
+        job.push("paid", ROWS)
+    assert str(raised.value).endswith(
+        "in process (ctx.timestamp is None: the stream has no event time, give its source watermarks=...)"
+    )
+
+
+def test_a_field_that_the_row_type_has_not_is_named():
+    error = failed(lambda paid: paid.map(lambda row: {"share": 1, "shre": 2}, returns=Share).uid("shares"))
+    said = "map 'shares': a row has the unknown field 'shre'; operator 'shares' at test_failed_rows.py:"
+    assert said in str(error)
+    assert str(error).endswith("(did you mean 'share'? there are: share)")
+    assert error.__notes__[0].startswith("returned: {'share': 1, 'shre': 2}\nrow 1 of a batch of 3")
+
+
+def test_a_missing_field_and_an_unknown_one_are_named_together():
+    error = failed(lambda paid: paid.map(lambda row: {"shre": 2}, returns=Share).uid("shares"))
+    assert "a row has no field 'share', and has the unknown field 'shre'" in str(error)
+    assert str(error).endswith("(rows must have: share)")
 
 
 def test_an_element_that_does_not_fit_the_list_of_a_subtask_is_told_with_the_lines_that_change_it():

@@ -25,6 +25,7 @@ import pyarrow.types as pt
 import pydantic
 
 from penstock.core.elements import TS_COLUMN, Batch
+from penstock.core.errors import did_you_mean
 from penstock.core.schema import arrow_schema_of
 from penstock.operators.rows.columns import ColumnError, assemble, without_ts
 from penstock.operators.rows.row_text import numbered_row, short_text, value_text
@@ -124,6 +125,8 @@ class RowEncoder:
         try:
             plain = not any(issubclass(kind, dict) for kind in set(map(type, rows)))
             values = list(zip(*map(self._attributes if plain else self._values, rows), strict=True))
+            if not plain and any(len(row) != len(self.schema) for row in rows if isinstance(row, dict)):
+                raise self._unknown_field(rows, given)
         except (AttributeError, KeyError) as error:
             raise self._missing_field(rows, given) from error
         except TypeError as error:
@@ -142,10 +145,24 @@ class RowEncoder:
             (i, name) for i, row in enumerate(rows) for name in self.schema.names if not _has(row, name)
         )
         row, hint = rows[index], f"rows must have: {', '.join(self.schema.names)}"
+        unknown = self._unknown(row)
         if isinstance(row, _PLAIN) and given is None:
             hint += "; a function that gives one row yields it, or returns it in a list"
-        msg = f"{self._where}: a row has no field {field!r}: it is of type {type(row).__name__}"
+        what = f", and has the unknown field {unknown}" if unknown else f": it is of type {type(row).__name__}"
+        msg = f"{self._where}: a row has no field {field!r}{what}"
         return ColumnError(msg, hint=hint, values=_returned(row, given, index), index=index)
+
+    def _unknown_field(self, rows: Sequence[Any], given: Callable[[int], str] | None) -> ColumnError:
+        """Return the error of the first dict with a key that is no field: its value would be lost."""
+        index, unknown = next((i, key) for i, row in enumerate(rows) if (key := self._unknown(row)))
+        msg = f"{self._where}: a row has the unknown field {unknown}"
+        hint = did_you_mean(unknown.strip("'"), self.schema.names)
+        return ColumnError(msg, hint=hint, values=_returned(rows[index], given, index), index=index)
+
+    def _unknown(self, row: Any) -> str:
+        """Return the first key of a dict that is no field, as text; empty for any other row."""
+        names = self.schema.names
+        return next((short_text(repr(key)) for key in row if key not in names), "") if isinstance(row, dict) else ""
 
     def _values(self, row: Any) -> Any:
         return self._items(row) if isinstance(row, dict) else self._attributes(row)

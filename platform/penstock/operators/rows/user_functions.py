@@ -27,6 +27,7 @@ from penstock.core.errors import PenstockError, missing_module_hint, misuse_hint
 from penstock.core.schema import schema_from_text
 from penstock.core.secrets import redacted
 from penstock.functions.moved_modules import MOVED
+from penstock.functions.state_calls import none_hint
 from penstock.operators.operator import NO_CAPABILITIES, Operator
 from penstock.operators.rows.columns import TS_FIELD, ColumnError, assemble, conform, ts_of, without_ts
 from penstock.operators.rows.row_codec import RowDecoder, RowEncoder, read_columns
@@ -86,7 +87,7 @@ def user_error(where: str, error: BaseException, values: str = "") -> UserFuncti
     for frame in traceback.extract_tb(frames):
         place = f" at {frame.filename}:{frame.lineno} in {frame.name}"
         break
-    hint = misuse_hint(error) or missing_module_hint(error)
+    hint = misuse_hint(error) or missing_module_hint(error) or none_hint(error)
     text = f"{type(error).__name__}: {_one_line(error)}"
     if isinstance(error, PenstockError):  # of a state, a timer or the context, which the function has misused
         text, hint = error.message, error.hint
