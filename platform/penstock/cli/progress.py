@@ -159,7 +159,7 @@ def _flow(job: dict[str, Any], summary: dict[str, Any], now_ms: int) -> tuple[st
     rows = (
         f"{job['name']} {job['state']}: {summary['source-records']:,.0f} records read ({_rate(summary):,.0f}/s)"
         f"{_unread(summary)}, "
-        f"{summary['records-out']:,.0f} rows out, watermark {_time(summary['watermark'])}"
+        f"{summary['records-out']:,.0f} rows out, watermark {_time(summary['watermark'], now_ms)}"
     )
     failed = f"({summary['checkpoints-failed']} failed)"
     return rows, f"{failed}, restarts {summary['restarts']}{f'; {in_call}' if in_call else ''}"
@@ -176,7 +176,7 @@ def _panel(job: dict[str, Any], summary: dict[str, Any], now_ms: int) -> Table:
     table = Table(box=None, show_header=False, title=f"{job['name']} [bold]{job['state']}[/]", title_justify="left")
     table.add_row("records read", f"{summary['source-records']:,.0f}", f"{_rate(summary):,.0f}/s{_unread(summary)}")
     table.add_row("rows out", f"{summary['records-out']:,.0f}", "")
-    table.add_row("watermark", _time(summary["watermark"]), "")
+    table.add_row("watermark", _time(summary["watermark"], now_ms), "")
     table.add_row("checkpoints", str(summary["checkpoints-completed"]), f"{summary['checkpoints-failed']} failed")
     table.add_row("restarts", str(summary["restarts"]), "")
     if in_call := function_in_call(summary, now_ms):
@@ -184,10 +184,12 @@ def _panel(job: dict[str, Any], summary: dict[str, Any], now_ms: int) -> Table:
     return table
 
 
-def _time(timestamp_ms: float | None) -> str:
+def _time(timestamp_ms: float | None, now_ms: float) -> str:
+    """Return an event time in UTC, with its date if that is not today."""
     if timestamp_ms is None:
         return "-"
     try:
-        return dt.datetime.fromtimestamp(timestamp_ms / 1000, dt.UTC).strftime("%H:%M:%S.%f")[:-3]
+        moment, now = (dt.datetime.fromtimestamp(ms / 1000, dt.UTC) for ms in (timestamp_ms, now_ms))
+        return moment.strftime("%H:%M:%S.%f" if moment.date() == now.date() else "%Y-%m-%d %H:%M:%S.%f")[:-3]
     except (OverflowError, ValueError, OSError):
         return "end"

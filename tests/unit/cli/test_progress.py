@@ -83,6 +83,16 @@ def test_a_job_without_an_answer_of_its_broker_says_so_once_while_its_checkpoint
     assert "checkpoints 1 (0 failed), restarts 0" in lines[0]
 
 
+def test_the_watermark_has_a_date_unless_it_is_of_today(capsys):
+    clock = ManualClock()
+    midnight = clock.now_ms() // 86_400_000 * 86_400_000
+    for watermark, text in ((midnight, "00:00:00.000"), (midnight - 1, "2023-11-13 23:59:59.999"), (9e18, "end")):
+        client = SimpleNamespace(summary=lambda _, at=watermark: {**SUMMARY, "watermark": at})
+        progress = JobProgress(clock=clock)
+        progress.on_poll(SimpleNamespace(client=client, job_id="1", name="t"), {"name": "t", "state": "RUNNING"})
+        assert f"watermark {text}, checkpoints" in capsys.readouterr().out
+
+
 def test_steps_before_the_job_are_printed_at_once(capsys):
     progress = JobProgress(clock=ManualClock())
     progress.step("reading totals.py")
