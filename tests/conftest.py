@@ -5,6 +5,7 @@ A test that asks for `kafka_server` or `minio_server` gets one or fails with the
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import sys
@@ -53,6 +54,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Prepare the servers and Spark before the first test: it takes minutes once, and no test's limit should pay."""
     if session.config.option.collectonly:
         return
+    gc.collect()
+    gc.freeze()  # the look for leaks after each test collects garbage: it need not visit all that was imported
+    gc.set_threshold(50_000, 20, 20)  # after a freeze, Python would collect all generations far more often
     wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
     marked = any(item.get_closest_marker("servers") for item in session.items)
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
