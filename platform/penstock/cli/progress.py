@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.client.failures import FailureWatch, function_in_call, resume_point
+from penstock.client.operation_progress import slow_checkpoint
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.counts import counted
 from penstock.core.errors import PenstockError
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 #: Intervals between two looks at the job: with plain lines, on a terminal.
 _PLAIN_EVERY_MS = 1_000
 _LIVE_EVERY_MS = 250
-#: Interval between two plain lines of progress.
-_LINE_EVERY_MS = 2_000
+#: Interval between two plain lines of progress: of a job that reads rows, and of one that waits for input.
+_LINE_EVERY_MS, _IDLE_EVERY_MS = 2_000, 30_000
 
 
 class JobProgress:
@@ -53,6 +54,8 @@ class JobProgress:
         self._start_reported = False
         #: The last line without its checkpoints.
         self._last_flow: tuple[str, str] | None = None
+        #: Id of the last checkpoint that was reported as slow.
+        self._slow_checkpoint = 0
         #: Job name and newest summary.
         self._newest: tuple[str, dict[str, Any]] | None = None
 
@@ -103,14 +106,19 @@ class JobProgress:
         self._newest = handle.name, summary
         for line in self._failures.poll(handle, summary):
             self.note(line)
+        slow, line = slow_checkpoint(summary, self._clock.now_ms())
+        if slow not in (0, self._slow_checkpoint):
+            self._slow_checkpoint = slow
+            self.note(f"{handle.name}: {line}")
         self._last_ms = now_ms
         self._begin()
         if self._live is not None:
             self._live.update(_panel(job, summary, self._clock.now_ms()))
         elif now_ms - self._line_ms >= _LINE_EVERY_MS:
-            self._line_ms = now_ms
             flow = _flow(job, summary, self._clock.now_ms())
-            if flow != self._last_flow:  # a job that waits says so once, also while its checkpoints continue
+            # checkpoints continue while a job waits for input: they alone are no reason for a line
+            if flow != self._last_flow or now_ms - self._line_ms >= _IDLE_EVERY_MS:
+                self._line_ms = now_ms
                 self._console.print(_line(*flow, summary), markup=False, soft_wrap=True)
             self._last_flow = flow
 

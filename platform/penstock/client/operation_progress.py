@@ -12,6 +12,7 @@ from penstock.client.failures import slow_calls, unreachable_sources
 from penstock.client.wait_lines import WaitLines
 from penstock.core.clock import Clock, SystemClock, utc_text
 from penstock.core.counts import counted
+from penstock.core.slow_calls import SLOW_CHECKPOINT_MS
 
 #: Time without a line after the request, and between two looks at the job.
 _QUIET_MS = 2_000.0
@@ -37,9 +38,24 @@ def _awaited(summary: dict[str, Any]) -> str:
         text = f"waiting for the next checkpoint of the job, which is {summary['state']}"
     else:
         kind = "checkpoint" if entry["kind"] == "checkpoint" else f"{entry['kind']}, checkpoint"
-        text = f"waiting for {kind} {entry['id']}: {entry['acknowledged']} of {entry['total']} subtasks acknowledged"
-        text += f"; missing: {_missing(entry['missing'])}" if entry["missing"] else "; its manifest is not written yet"
+        text = f"waiting for {kind} {entry['id']}: {_acknowledged(entry)}"
     return text
+
+
+def _acknowledged(entry: dict[str, Any]) -> str:
+    text = f"{entry['acknowledged']} of {entry['total']} subtasks acknowledged"
+    return text + (
+        f"; missing: {_missing(entry['missing'])}" if entry["missing"] else "; its manifest is not written yet"
+    )
+
+
+def slow_checkpoint(summary: dict[str, Any], now_ms: int) -> tuple[int, str]:
+    """Return the id of the oldest checkpoint in progress and a line if it takes long; (0, "") otherwise."""
+    entry = summary.get("checkpoint-in-progress")
+    if entry is None or now_ms - entry["since"] <= SLOW_CHECKPOINT_MS:
+        return 0, ""
+    since = f"since {utc_text(entry['since'])} UTC"
+    return entry["id"], f"checkpoint {entry['id']} is slow, {since}: {_acknowledged(entry)}"
 
 
 def request_lines(summary: dict[str, Any]) -> list[str]:

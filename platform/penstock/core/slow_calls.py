@@ -1,11 +1,16 @@
 """The wording of slow calls: calls to external systems, and calls of the user's functions, which have a place in code.
 
+Also the time after which a checkpoint is slow.
+
 Used by workers for their logs, by the JobMaster for the event log, and by clients for `run`, `show` and `explain`.
 """
 
 from __future__ import annotations
 
 from penstock.core.clock import utc_text
+
+#: A checkpoint that takes longer than this is reported.
+SLOW_CHECKPOINT_MS = 20_000
 
 
 def slow_call_text(what: str, for_ms: float, at: str = "") -> str:

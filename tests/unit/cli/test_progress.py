@@ -93,6 +93,38 @@ def test_the_watermark_has_a_date_unless_it_is_of_today(capsys):
         assert f"watermark {text}, checkpoints" in capsys.readouterr().out
 
 
+def lines_of(capsys, summaries, every_ms):
+    """Return the plain lines of a display that looks at a job every `every_ms`."""
+    left = iter(summaries)
+    client = SimpleNamespace(summary=lambda _: next(left))
+    job, clock = SimpleNamespace(client=client, job_id="1", name="totals"), ManualClock(0)
+    progress = JobProgress(clock=clock)
+    for _ in summaries:
+        progress.on_poll(job, {"name": "totals", "state": "RUNNING"})
+        clock.advance(every_ms)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_job_that_waits_for_input_has_a_line_every_half_minute(capsys):
+    lines = lines_of(capsys, [{**SUMMARY, "checkpoints-completed": n} for n in range(14)], 5_000)
+    assert [line.split("checkpoints ")[1].split()[0] for line in lines] == ["0", "6", "12"]
+
+
+def test_a_slow_checkpoint_is_reported_once(capsys):
+    def checkpoint(number, since_ms):
+        missing = [{"name": "map", "subtask": 1, "parallelism": 2, "back-pressured": True}]
+        entry = {"kind": "checkpoint", "acknowledged": 1, "total": 2, "missing": missing}
+        return {**SUMMARY, "checkpoint-in-progress": {**entry, "id": number, "since": since_ms}}
+
+    slow = [checkpoint(7, -20_000)] * 3 + [checkpoint(8, 15_000)] * 6
+    lines = [line for line in lines_of(capsys, slow, 5_000) if "slow" in line]
+    text = "is slow, since {} UTC: 1 of 2 subtasks acknowledged; missing: map 2/2 (back-pressured)"
+    assert lines == [
+        f"totals: checkpoint 7 {text.format('1969-12-31 23:59:40')}",
+        f"totals: checkpoint 8 {text.format('1970-01-01 00:00:15')}",
+    ]
+
+
 def test_steps_before_the_job_are_printed_at_once(capsys):
     progress = JobProgress(clock=ManualClock())
     progress.step("reading totals.py")

@@ -232,6 +232,7 @@ def test_the_summary_has_the_subtasks_that_a_checkpoint_waits_for():
     found = flink_json.progress(msgspec.structs.replace(DETAIL, vertices=(stuck,)), checkpoints)
     entry = found["checkpoint-in-progress"]
     assert (entry["id"], entry["acknowledged"], entry["total"]) == (CHECKPOINT.id, 1, 2)
+    assert entry["since"] == CHECKPOINT.trigger_ms
     assert [(one["subtask"], one["parallelism"], one["back-pressured"]) for one in entry["missing"]] == [(1, 3, True)]
     assert flink_json.progress(DETAIL, CHECKPOINTS)["checkpoint-in-progress"] is None
 

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.slow_calls import slow_call_text
+from penstock.core.slow_calls import SLOW_CHECKPOINT_MS, slow_call_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -208,8 +208,6 @@ _WORKING = 0.5
 _SKEWED, _SKEWED_ROWS = 0.6, 1.5
 #: Event time that stands still for this long while rows arrive is reported.
 STALLED_MS = 30_000
-#: A checkpoint that takes longer than this is reported.
-_LONG_CHECKPOINT_MS = 20_000
 #: A finding not seen for this long is over; if it returns, it is new.
 FORGET_MS = 15_000
 BAD, WARN, GOOD, NEUTRAL = "bad", "warn", "good", "neutral"
@@ -293,7 +291,7 @@ def checkpoint_findings(view: CheckpointsView, detail: JobDetail, now_ms: int) -
         found.append(Finding("checkpoints", WARN, many, text, since_ms=failed[-1].end_ms))
     for entry in view.history:
         age_ms = now_ms - entry.trigger_ms
-        if entry.status == "IN_PROGRESS" and age_ms > _LONG_CHECKPOINT_MS:
+        if entry.status == "IN_PROGRESS" and age_ms > SLOW_CHECKPOINT_MS:
             title = f"Checkpoint {entry.id} is slow"
             text = f"{entry.acknowledged} of {entry.total} subtasks are done; waiting for {_missing(entry, detail)}."
             found.append(Finding("checkpoint-slow", WARN, title, text, since_ms=entry.trigger_ms))

@@ -411,7 +411,7 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         "watermark": _lowest(subtasks),
         "checkpoints-completed": summary.checkpoints_completed,
         "checkpoints-failed": summary.checkpoints_failed,
-        # the oldest checkpoint in progress: id, kind, subtasks that have acknowledged it, and those that have not
+        # the oldest checkpoint in progress: id, kind, begin, which subtasks have acknowledged it and which have not
         "checkpoint-in-progress": _in_progress(detail, checkpoints),
         "checkpoint-interval": detail.settings.checkpoint_interval_ms,
         "restarts": summary.restarts,
@@ -495,8 +495,13 @@ def _in_progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json | None
         if (vertex.id, subtask.subtask) not in acknowledged
     ]
     return {
-        "id": entry.id, "kind": entry.kind, "acknowledged": entry.acknowledged, "total": entry.total, "missing": missing
-    }  # fmt: skip
+        "id": entry.id,
+        "kind": entry.kind,
+        "since": entry.trigger_ms,
+        "acknowledged": entry.acknowledged,
+        "total": entry.total,
+        "missing": missing,
+    }
 
 
 def _time(at_ms: int) -> int | None:
