@@ -322,7 +322,9 @@ class JobMaster:
             self._adoption.lost(worker_id)
         log = f" (`penstock logs {self.graph.name}` prints its log)" if lost.detail else ""
         what = "was lost" if lost.started else "could not start"
-        failure = Failure(now_ms, f"worker {worker_id} {what}: {lost.reason}{log}", lost.detail, "", worker_id)
+        call = self.slow_call_tracker.in_user_code(worker_id, now_ms)
+        text = f"worker {worker_id} {what}: {lost.reason}{f'; {call}' if call else ''}{log}"
+        failure = Failure(now_ms, text, lost.detail, "", worker_id)
         if deployment is None:
             return []
         if self.step in (Step.FINISHING, Step.CANCELLING):

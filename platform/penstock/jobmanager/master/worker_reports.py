@@ -42,6 +42,12 @@ class SlowCallTracker:
         calls = sorted(self._known.values(), key=lambda call: (not call.at, call.since_ms))
         return slow_call_text(calls[0].what, now_ms - calls[0].since_ms, calls[0].at) if calls else ""
 
+    def in_user_code(self, worker_id: str, now_ms: int) -> str:
+        """Return the text of a worker's longest call of a function of the user; empty without one."""
+        calls = [call for (worker, _), call in self._known.items() if worker == worker_id and call.at]
+        longest = min(calls, key=lambda call: call.since_ms, default=None)
+        return "" if longest is None else slow_call_text(longest.what, now_ms - longest.since_ms, longest.at)
+
     def reported(self, worker_id: str, calls: tuple[SlowCall, ...], now_ms: int) -> list[str]:
         """Take a worker's current slow calls; return an event log line for each call that became slow or ended."""
         now = {(worker_id, call.number): call for call in calls}

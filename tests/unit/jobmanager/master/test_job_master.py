@@ -185,6 +185,18 @@ def test_a_lost_connection_is_reported_as_the_end_of_the_other_worker(world_of):
     assert world.master.restarts == 1
 
 
+def test_a_lost_worker_is_reported_with_the_function_that_it_was_in(world_of):
+    world = world_of().start().pass_time(1500)
+    worker_id = next(iter(world.workers))
+    call = msg.SlowCall(number=1, what="operator 'm' (0)", for_ms=7000, at="job.py:3 in endless")
+    report = msg.WorkerMetrics(
+        worker_id=worker_id, job_id=world.master.identity.job_id, tasks={}, worker={}, slow=(call,)
+    )
+    world.post(ev.WorkerReported(worker_id, report)).post(ev.WorkerLost(worker_id, "it used 9 MB of memory"))
+    text = f"worker {worker_id} was lost: it used 9 MB of memory; operator 'm' (0) has been in one call for 7 s, at "
+    assert [failure.error for failure in world.master.failures] == [f"{text}job.py:3 in endless"]
+
+
 def test_a_lost_connection_to_a_worker_that_lives_is_a_failure_of_its_own(world_of):
     world = world_of().start().pass_time(1500)
     alive, peer = list(world.workers)

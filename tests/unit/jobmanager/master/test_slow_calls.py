@@ -29,3 +29,13 @@ def test_a_call_of_a_function_is_told_with_its_place_which_may_change():
     assert work.reported("w1", (call(1, 6_010, "operator 'm' (0)", "a.py:2 in g"),), 11_000) == []
     assert work.ongoing == (OngoingCall("operator 'm' (0)", 5_000, "a.py:2 in g"),)
     assert work.reported("w1", (), 28_000) == ["slow call ended after 23 s: operator 'm' (0), at a.py:2 in g"]
+
+
+def test_a_worker_has_its_longest_call_of_a_function():
+    work = SlowCallTracker()
+    first, later = call(2, 6_000, "operator 'm' (0)", "a.py:1 in f"), call(3, 5_000, "operator 'n' (0)", "a.py:9 in g")
+    work.reported("w1", (call(1, 9_000), later, first), 10_000)
+    assert work.in_user_code("w1", 12_000) == "operator 'm' (0) has been in one call for 8 s, at a.py:1 in f"
+    assert work.in_user_code("w2", 12_000) == ""
+    work.reported("w1", (call(1, 9_000),), 13_000)
+    assert work.in_user_code("w1", 13_000) == ""
