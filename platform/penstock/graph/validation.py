@@ -6,6 +6,7 @@ backend and its views.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +145,7 @@ def validate(graph: StreamGraph, *, complete: bool = True) -> None:
         check_backend(graph, node)
         check_views(graph, node)
     _check_delivery(graph)
+    _check_folders(graph)
 
 
 def _check_uids(graph: StreamGraph) -> None:
@@ -199,6 +201,20 @@ def _check_delivery(graph: StreamGraph) -> None:
         if delivery.startswith("exactly-once"):
             msg = f"{node.label} delivers {delivery}, but without checkpoints nothing would ever be published"
             raise GraphError(msg, hint="set ps.Environment(checkpoint_interval='5s'), or another delivery")
+
+
+def _check_folders(graph: StreamGraph) -> None:
+    """Check that each sink has a local folder of its own: readers of a folder cannot tell the rows of two sinks."""
+    sinks: dict[str, StreamNode] = {}
+    for node in graph.nodes:
+        place = _config(node, "sink").get("place", "") if node.operator.kind == "sink" else ""
+        if not place.startswith("/"):
+            continue
+        folder = os.path.normpath(place)
+        if folder in sinks:
+            msg = f"two sinks write to the folder {folder}: {_at(sinks[folder])} and {_at(node)}"
+            raise GraphError(msg, hint="give each a folder of its own, or join the streams with .union(...) first")
+        sinks[folder] = node
 
 
 def check_backend(graph: StreamGraph, node: StreamNode) -> None:

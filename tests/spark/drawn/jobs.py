@@ -165,7 +165,7 @@ class Drawn:
         out = _BUILD[self.family](self, *streams)
         out.sink_to(FileSink("/nowhere", format="arrow"), uid="out")
         if self.late:
-            out.side_output("late").sink_to(FileSink("/nowhere", format="arrow"), uid="late-out")
+            out.side_output("late").sink_to(FileSink("/nowhere/late", format="arrow"), uid="late-out")
         self.env = env
         return env.job_graph()
 

@@ -125,6 +125,11 @@ MISTAKES = {
     "no uid": ("windows.aggregate(n=ps.count()).sink_to(sink, uid='out')", r"has no uid", r"add \.uid\('\.\.\.'\)"),
     "no uid of a sink": ("plain.sink_to(sink)", "has no uid", r"add uid='\.\.\.'"),
     "a uid twice": ("plain.sink_to(sink, uid='timed')", "uid 'timed' is given twice", "a unique uid"),
+    "two sinks into one folder": (
+        "timed.sink_to(FileSink('/tmp/out'), uid='a')\nplain.sink_to(FileSink('/tmp/x/../out/'), uid='b')",
+        rf"two sinks write to the folder /tmp/out: Sink: a at job.py:{LINE} and Sink: b at job.py:{LINE + 1}",
+        "a folder of its own, or join the streams with .union",
+    ),
     "a uid that is no name": ("plain.sink_to(sink, uid='my sink')", "'my sink' cannot be used", "letters"),
     "a job's name that is none": ("plain.sink_to(sink, uid='s')\nenv.execute('my job')", "'my job'", "letters"),
     # event time

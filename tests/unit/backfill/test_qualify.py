@@ -135,7 +135,7 @@ def test_dead_letters_that_a_reader_publishes_are_taken_by_name_only():
         )  # fmt: skip
 
     def with_letters(orders):
-        orders.side_output("dead-letter").sink_to(FileSink("/tmp/none"), uid="letters")
+        orders.side_output("dead-letter").sink_to(FileSink("/tmp/letters"), uid="letters")
         return windows(orders)
 
     (found,) = findings(graph(with_letters, source=source("bad")))
