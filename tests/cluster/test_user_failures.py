@@ -343,12 +343,12 @@ def test_a_job_that_waits_for_slots_says_so_and_holds_up_no_smaller_one(tmp_path
     wait_until(lambda: [j for j in cluster.client().jobs() if j["state"] == "RUNNING"], printed, step=0.1)
     wide = (tmp_path / "job.py").read_text().replace("Environment(1", "Environment(2").replace("endless", "wide")
     (tmp_path / "wide.py").write_text(wide.replace("splits=1", "splits=2"))
-    needed = "waits for slots: it needs 2 slots, 1 of 2 are free (endless holds 1); after "
+    needed = "waits for slots: it needs 2 slots, 1 of 2 is free (endless holds 1); after "
     assert needed in penstock(cluster, "run", str(tmp_path / "wide.py"), "--detached")
     needed = needed.replace("waits", "waiting")
     waits = lambda: needed in penstock(cluster, "show", "wide")
     wait_until(waits, lambda: penstock(cluster, "show", "wide"), step=0.1)
-    assert "waiting for 2 slots, 1 of 2 are free (endless holds 1)" in penstock(cluster, "story", "wide")
+    assert "waiting for 2 slots, 1 of 2 is free (endless holds 1)" in penstock(cluster, "story", "wide")
     (tmp_path / "small.py").write_text((tmp_path / "job.py").read_text().replace("endless", "small"))
     penstock(cluster, "run", str(tmp_path / "small.py"), "--detached")
     running = lambda: {j["name"] for j in cluster.client().jobs() if j["state"] == "RUNNING"} == {"endless", "small"}

@@ -84,7 +84,8 @@ class SlotPool:
 
     @property
     def _supply(self) -> str:
-        return f"{self.free} of {self.total} are free" if self.total else "no TaskManager is registered"
+        verb = "is" if self.free == 1 else "are"
+        return f"{self.free} of {self.total} {verb} free" if self.total else "no TaskManager is registered"
 
     def waiting(self, job_id: str, names: Mapping[str, str]) -> str:
         """Return what a job's request waits for, such as `9 slots, 4 of 6 are free (live holds 2)`.

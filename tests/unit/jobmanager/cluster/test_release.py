@@ -71,7 +71,7 @@ def test_a_request_that_waits_is_told_to_its_job_with_the_holders(managers):
     managers.request_slots("job", 2, wait=True)
     (event,) = events
     assert isinstance(event, SlotsAwaited)
-    assert event.text.startswith("2 slots, 1 of 2 are free (totals holds 1); after ")
+    assert event.text.startswith("2 slots, 1 of 2 is free (totals holds 1); after ")
     assert managers.waiting("job") == event.text
 
 

@@ -135,7 +135,7 @@ def test_slots_are_granted_whole_and_spread_and_a_large_request_holds_up_no_smal
     assert pool.add("tm1", "h1", 2) == []
     (small,) = pool.request("b", 1, 0)
     assert (small.job_id, len(small.slots)) == ("b", 1)
-    assert pool.waiting("a", {"b": "totals"}) == f"3 slots, 1 of 2 are free (totals holds 1){late}"
+    assert pool.waiting("a", {"b": "totals"}) == f"3 slots, 1 of 2 is free (totals holds 1){late}"
     assert pool.waiting("b", {}) == ""
     (grant,) = pool.add("tm2", "h2", 2)
     assert isinstance(grant, Grant)
