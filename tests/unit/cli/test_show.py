@@ -7,6 +7,7 @@ import pytest
 from penstock.cli.running import jobs as module
 from penstock.cli.running.job_report import story_lines, watermark_line
 from penstock.core.clock import ManualClock
+from penstock.core.errors import UsageError
 
 AT = 1_767_607_200_000  # 2026-01-05 10:00:00
 COUNTED = "rows, restarts and checkpoints are counted from there, and checkpoint ids skip 1,000 each time"
@@ -326,3 +327,18 @@ def test_rows_that_are_written_and_not_published_are_named(client, capsys):
 def test_the_lag_of_an_ended_job_is_that_at_its_end():
     line = "watermark: 2026-01-05 10:00:00 UTC, lag 2.0 s when the job ended"
     assert watermark_line({"watermark": AT, "ended": AT + 2_000}, AT + 90_000) == line
+
+
+@pytest.mark.parametrize(
+    ("record", "cluster", "end"),
+    [
+        ({"directory": "/home/x/cluster"}, None, "; logs of the cluster's own processes are in /home/x/cluster)"),
+        ({"directory": "/home/x/cluster"}, "http://h:1", "`penstock list` shows the jobs)"),
+        (None, None, "`penstock list` shows the jobs)"),
+    ],
+)
+def test_logs_without_a_job_says_where_those_of_the_local_cluster_are(monkeypatch, record, cluster, end):
+    monkeypatch.setattr(module, "local_cluster", lambda _: record)
+    with pytest.raises(UsageError, match="logs needs a job") as raised:
+        module.logs(cluster=cluster)
+    assert str(raised.value).endswith(end)

@@ -16,12 +16,14 @@ from penstock.cli.options import (
     ClusterOption,
     JsonOption,
     TokenOption,
+    cluster_file,
     connect,
     find_job,
     job_to_change,
     print_json,
     say,
 )
+from penstock.cli.restart_wait import local_cluster
 from penstock.cli.running.job_report import (
     counted_line,
     flow_table,
@@ -236,11 +238,20 @@ def story(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption =
         say(line)
 
 
-def logs(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
+def logs(
+    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Job id, unique id prefix, or name.")] = "",
+    *,
+    cluster: ClusterOption = None,
+    json: JsonOption = False,
+) -> None:
     """Print the end of the logs of a job's workers.
 
     If the job has no workers, the logs are those of its last ones; if one of them failed, only the log of that one.
     """
+    if not job:
+        record = None if cluster else local_cluster(cluster_file())
+        own = f"; logs of the cluster's own processes are in {record['directory']}" if record else ""
+        raise UsageError("logs needs a job", hint=f"`penstock logs JOB`; `penstock list` shows the jobs{own}")
     with connect(cluster) as client:
         found = find_job(client, job)
         workers = client.workers(found["jid"])
