@@ -13,7 +13,8 @@ from penstock.connector.arguments import known_arguments
 from penstock.connector.sink import Committer, Delivery, SinkContext, SinkSpec, SinkWriter
 from penstock.core.errors import ConnectorError, UsageError, argument_text, call_site
 from penstock.core.schema import schema_to_text
-from penstock_connectors.kafka.client.properties import check_properties, require_address, resolve
+from penstock_connectors.kafka.client.addresses import require_address, require_topic
+from penstock_connectors.kafka.client.properties import check_properties, resolve
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,6 +95,13 @@ class KafkaSink:
         require_address(bootstrap, "KafkaSink")
         if not bootstrap or not topic:
             raise UsageError("KafkaSink needs an address and a topic", hint="KafkaSink('host:9092', topic='totals')")
+        require_topic(topic, "KafkaSink")
+        if not isinstance(chosen["key"], str | None):
+            msg = f"KafkaSink: key={argument_text(chosen['key'])} is not a column's name"
+            raise UsageError(msg, hint="compute the key with .with_columns(key=...) and write key='key'")
+        if not isinstance(chosen["chunk_bytes"], int):
+            msg = f"KafkaSink: chunk_bytes={argument_text(chosen['chunk_bytes'])} is not a number of bytes"
+            raise UsageError(msg, hint=f"between 1 and {CHUNK_BYTES}")
         for name, value, allowed in (("format", format, FORMATS), ("delivery", chosen["delivery"], DELIVERIES)):
             if value not in allowed:
                 other = "; for another one make the bytes in .map(f) and use raw" if name == "format" else ""
@@ -176,9 +184,12 @@ class KafkaSinkFactory:
             ConnectorError: with a hint to the solution.
         """
         from penstock_connectors.kafka.client.metadata import ClusterMetadata
+        from penstock_connectors.kafka.client.property_check import require_known
 
         config = spec.config
-        cluster = ClusterMetadata(resolve(config["bootstrap"], config["properties"]))
+        resolved = resolve(config["bootstrap"], config["properties"])
+        require_known(resolved, "KafkaSink")
+        cluster = ClusterMetadata(resolved)
         cluster.partitions([config["topic"]])
         if spec.delivery != "exactly-once-2pc":
             return

@@ -14,8 +14,9 @@ from penstock.connector.source import HistorySplit, SourceContext, SourceReader,
 from penstock.core.errors import ConnectorError, UsageError, call_site
 from penstock.core.schema import arrow_schema_of, schema_to_text
 from penstock_connectors.formats.timestamps import TimestampUnit
+from penstock_connectors.kafka.client.addresses import require_address, require_group, require_topic
 from penstock_connectors.kafka.client.positions import check_bounded, check_start
-from penstock_connectors.kafka.client.properties import check_properties, require_address, resolve
+from penstock_connectors.kafka.client.properties import check_properties, resolve
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,6 +100,9 @@ class KafkaSource:
             )
         if len(set(topics)) < len(topics):
             raise UsageError(f"KafkaSource: a topic is named twice in {topics}", hint="name each topic once")
+        for name in topics:
+            require_topic(name, "KafkaSource")
+        require_group(chosen["group"])
         _one_of("format", format, FORMATS, "; for another one use raw and decode the column value in .map(f)")
         _one_of("on_bad_record", chosen["on_bad_record"], POLICIES)
         _one_of("timestamp_unit", chosen["timestamp_unit"], ("auto", "s", "ms", "us"))
@@ -111,6 +115,9 @@ class KafkaSource:
             raise UsageError(
                 "KafkaSource: dead_letter_topic is set but not used", hint="add on_bad_record='dead-letter'"
             )
+        if chosen["dead_letter_topic"] in topics:
+            msg = f"KafkaSource: it reads dead_letter_topic={chosen['dead_letter_topic']!r} itself"
+            raise UsageError(msg, hint="write bad records to a topic of their own")
         self.row_schema: pa.Schema = _raw_schema() if format == "raw" else _as_arrow(schema)
         if format == "json":
             from penstock_connectors.formats.json_rows import JsonRowDecoder
@@ -123,8 +130,8 @@ class KafkaSource:
             "bootstrap": bootstrap,
             "topics": topics,
             "format": format,
-            "start": check_start(chosen["start"], chosen["group"]),
-            "bounded": check_bounded(chosen["bounded"]),
+            "start": check_start(chosen["start"], chosen["group"], topics),
+            "bounded": check_bounded(chosen["bounded"], topics),
             "group": chosen["group"],
             "on_bad_record": chosen["on_bad_record"],
             "dead_letter_topic": chosen["dead_letter_topic"],
@@ -181,8 +188,11 @@ class KafkaSourceFactory:
             ConnectorError: it does not.
         """
         from penstock_connectors.kafka.client.metadata import ClusterMetadata
+        from penstock_connectors.kafka.client.property_check import require_known
 
-        cluster = ClusterMetadata(resolve(spec.config["bootstrap"], spec.config["properties"]))
+        resolved = resolve(spec.config["bootstrap"], spec.config["properties"])
+        require_known(resolved, "KafkaSource")
+        cluster = ClusterMetadata(resolved)
         topics = [*spec.config["topics"], *filter(None, [spec.config["dead_letter_topic"]])]
         found = cluster.partitions(topics)
         empty = [topic for topic, partitions in found.items() if not partitions]

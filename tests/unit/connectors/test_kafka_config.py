@@ -11,14 +11,14 @@ import pytest
 import penstock as ps
 from penstock.connector.sink import load_factory
 from penstock.connector.source import SourceSpec
-from penstock.core.errors import ConnectorError, GraphError, UndecidedOutputError, UsageError
+from penstock.core.errors import ConnectorError, GraphError, UndecidedOutputError, UnreachableError, UsageError
 from penstock.core.schema import Schema, schema_from_text
 from penstock.core.snapshot import Committable
 from penstock_connectors.kafka.client.metadata import connection_problem
 from penstock_connectors.kafka.client.positions import start_offsets, stop_offsets
 from penstock_connectors.kafka.client.properties import check_properties, for_admin, for_kafka_python, resolve
-from penstock_connectors.kafka.sink import KafkaSink
-from penstock_connectors.kafka.source import KafkaSource
+from penstock_connectors.kafka.sink import KafkaSink, KafkaSinkFactory
+from penstock_connectors.kafka.source import KafkaSource, KafkaSourceFactory
 from penstock_connectors.kafka.write.payloads import encode, encode_keys
 from penstock_connectors.kafka.write.transactions import MIN_RETENTION_MS, check_age, checkpoint_of, marker_of
 
@@ -98,11 +98,46 @@ def test_factories_load_by_name():
         ({"dead_letter_topic": "d"}, "add on_bad_record='dead-letter'"),
         ({"start": "yesterday"}, "is not a position"),
         ({"start": "group"}, "add group="),
-        ({"start": {"a": 5}}, r"write \{\('topic', 0\): 1234\}"),
+        ({"start": {"a": 5}}, r"write \{\('t', 0\): 1234\}"),
         ({"start": {("a", 0): -1}}, "write"),
         ({"start": {"timestamp": "soon"}}, "is not a time"),
         ({"start": {"timestamp": True}}, "is not a time"),
         ({"start": {}}, "is not a position"),
+        ({"start": {("t", -1): 0}}, r"start has \('t', -1\): 0 \(write \{\('t', 0\): 1234\}\)"),
+        (
+            {"start": {("x", 0): 0}},
+            r"start names the topic 'x', which is not read \(did you mean 't'|start names.*: t\)",
+        ),
+        ({"bounded": {("x", 0): 9}}, r"bounded names the topic 'x', which is not read \(there are: t\)"),
+        (
+            {"start": {"timestamp": 1_700_000_000}},
+            r"is 1970-01-20 in milliseconds \(seconds\? write 1700000000 \* 1000\)",
+        ),
+        (
+            {"bounded": {"timestamp": 1_700_000_000_000_000}},
+            r"is the year 5\d+ in milliseconds \(microseconds\? .* // 1000",
+        ),
+        ({"start": {"timestamp": -1}}, "is before 1970"),
+        ({"bootstrap": "broker"}, r"bootstrap='broker' has no port \(write host and port: 'broker:9092'\)"),
+        ({"bootstrap": "a:9092,b"}, r"'b' in bootstrap='a:9092,b' has no port"),
+        ({"bootstrap": "a:9092,"}, r"bootstrap='a:9092,' has an empty address"),
+        ({"bootstrap": "a:kafka"}, r"the port 'kafka' in bootstrap='a:kafka' is no number from 1 to 65535"),
+        ({"bootstrap": "a:99999"}, "the port '99999' .* is no number from 1 to 65535"),
+        ({"bootstrap": "kafka://a:1"}, r"'kafka://a:1' is the URL of another system \(write host and port .*'a:1'"),
+        ({"bootstrap": "a: 9092"}, "the port ' 9092' .* is no number"),
+        ({"group": 5}, r"group=5 is not a name"),
+        ({"group": ""}, r"group='' is not a name"),
+        (
+            {"topic": "orders-.*"},
+            r"topic='orders-\.\*' is a pattern.* \(name each topic: topic=\['orders', 'refunds'\]\)",
+        ),
+        ({"topic": "my topic"}, r"topic='my topic' cannot be a topic's name \(letters, digits, '\.', '_' and '-'"),
+        ({"topic": "x" * 250}, "cannot be a topic's name .*249"),
+        ({"on_bad_record": "dead-letter", "dead_letter_topic": "t"}, "it reads dead_letter_topic='t' itself"),
+        ({"properties": ["a=b"]}, r"properties=\['a=b'\] is not a dict \(write properties=\{'client.id': 'orders'\}\)"),
+        ({"properties": {1: "x"}}, "properties: 1 is not a property's name"),
+        ({"properties": {"client.id": None}}, "property 'client.id' is None, not a text, a number or a bool"),
+        ({"properties": {"client.id": {}}}, "property 'client.id' is {}, not a text"),
         ({"bounded": "now"}, "is not an end"),
         ({"discovery_interval": "often"}, "is not a duration"),
         ({"timestamp_unit": "ns"}, "one of auto, s, ms, us"),
@@ -129,13 +164,46 @@ def test_wrong_source_arguments_are_refused_with_the_way_out(options, words):
         ({"key": "nosuch"}, "'nosuch' is not in the rows.*user_id, name"),
         ({"key": "name", "format": "arrow"}, "holds many rows and has no key"),
         ({"format": "raw"}, "column named 'value'"),
-        ({"properties": {"transactional.id": "x"}}, "derived from job, uid"),
+        ({"properties": {"transactional.id": "x"}}, r"\(leave it out: it is derived from job, uid"),
+        ({"key": ["name"]}, r"key=\['name'\] is not a column's name"),
+        ({"key": lambda row: row}, "key=the function <lambda> is not a column's name"),
+        ({"chunk_bytes": "1MB"}, "chunk_bytes='1MB' is not a number of bytes"),
+        ({"topic": "a/b"}, "topic='a/b' cannot be a topic's name"),
         ({"properties": {"ssl.key.password": "x"}}, "is a secret"),
     ],
 )
 def test_wrong_sink_arguments_are_refused_with_the_way_out(options, words):
     with pytest.raises(UsageError, match=words):
         KafkaSink(**{"bootstrap": "b:9092", "topic": "t", **options}).spec(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("properties", "words"),
+    [
+        ({"sasl.mechansim": "PLAIN"}, "No such configuration property: .*did you mean 'sasl.mechanism'"),
+        ({"security_protocol": "SSL"}, "No such configuration property: .*did you mean 'security.protocol'"),
+        ({"fetch.max.bites": "1"}, "did you mean 'fetch.max.bytes'"),
+        ({"compression.typ": "lz4"}, "did you mean 'compression.type'"),
+        ({"compression.type": "zipp"}, 'Invalid value "zipp" for configuration property "compression.codec"'),
+        ({"isolation.level": "read_commited"}, 'Invalid value "read_commited"'),
+        ({"fetch.min.bytes": "many"}, 'Invalid value .*"fetch.min.bytes"'),
+        ({"security.protocol": "SSSL"}, 'Invalid value "SSSL"'),
+        ({"key.deserializer": "x"}, r'No such configuration property: "key.deserializer" \(.*CONFIGURATION.md'),
+        ({"security.protocol": "SASL_SSL"}, r"No provider for SASL mechanism GSSAPI.*set sasl\.mechanisms.*'PLAIN'"),
+        (
+            {"security.protocol": "SSL", "ssl.ca.location": "/nope.pem"},
+            r"ssl\.ca\.location failed.* '/nope\.pem' .*JobManager and TaskManagers",
+        ),
+    ],
+)
+def test_wrong_properties_are_refused_before_anything_connects(properties, words):
+    for source_or_sink in (
+        lambda: KafkaSourceFactory().validate(KafkaSource("127.0.0.1:1", "t", Order, properties=properties).spec()),
+        lambda: KafkaSinkFactory().validate(KafkaSink("127.0.0.1:1", "t", properties=properties).spec(ROWS), 1000),
+    ):
+        with pytest.raises(ConnectorError, match=words) as raised:
+            source_or_sink()
+        assert not isinstance(raised.value, UnreachableError)
 
 
 def test_schema_json_cannot_hold_is_refused():

@@ -36,6 +36,8 @@ def _function(name: str, result: Any, *arguments: Any) -> Any:
 
 conf_new = _function("rd_kafka_conf_new", c_void_p)
 conf_set = _function("rd_kafka_conf_set", c_int, c_void_p, c_char_p, c_char_p, c_char_p, c_size_t)
+conf_dump = _function("rd_kafka_conf_dump", ctypes.POINTER(c_char_p), c_void_p, c_void_p)
+conf_dump_free = _function("rd_kafka_conf_dump_free", None, c_void_p, c_size_t)
 conf_set_events = _function("rd_kafka_conf_set_events", None, c_void_p, c_int)
 conf_set_log_callback = _function("rd_kafka_conf_set_log_cb", None, c_void_p, c_void_p)
 conf_destroy = _function("rd_kafka_conf_destroy", None, c_void_p)
@@ -154,6 +156,27 @@ def new_client(kind: int, properties: Mapping[str, str], events: int) -> int:
         conf_destroy(conf)
         raise ConnectorError(f"the Kafka client cannot start: {text.value.decode(errors='replace')}")
     return int(client)
+
+
+def property_fault(name: str, value: str) -> str:
+    """Return why librdkafka does not take a property; empty if it does."""
+    conf, text = conf_new(), ctypes.create_string_buffer(512)
+    try:
+        taken = conf_set(conf, name.encode(), value.encode(), text, len(text)) == 0
+    finally:
+        conf_destroy(conf)
+    return "" if taken else text.value.decode(errors="replace")
+
+
+def property_names() -> list[str]:
+    """Return the names of all properties that have a default."""
+    conf, count = conf_new(), c_size_t()
+    found = conf_dump(conf, ctypes.byref(count))
+    try:
+        return [found[place].decode() for place in range(0, count.value, 2)]
+    finally:
+        conf_dump_free(found, count.value)
+        conf_destroy(conf)
 
 
 def error_text(code: int) -> str:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from penstock.core.errors import ConnectorError, UnreachableError, extra_hint
 from penstock_connectors.kafka.client.properties import LOOKUP_TIMEOUT_MS, PartitionId, for_admin
+from penstock_connectors.kafka.client.property_check import start_hint
 
 try:
     from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaError, KafkaException, TopicPartition
@@ -55,10 +56,9 @@ class ClusterMetadata:
             options: dict[str, Any] = {**for_admin(resolved), "error_cb": self._note_error}
             self._admin = AdminClient(options)
         except KafkaException as error:
-            raise ConnectorError(
-                f"Kafka at {self.bootstrap}: properties={{...}}: {_text_of(error)}",
-                hint="names and values are librdkafka's, as its CONFIGURATION.md lists them",
-            ) from error
+            text = _text_of(error)
+            msg = f"Kafka at {self.bootstrap}: properties={{...}}: {text}"
+            raise ConnectorError(msg, hint=start_hint(text, resolved)) from error
 
     def partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
         """Return the partitions of each topic.

@@ -7,19 +7,21 @@ Built by `source.KafkaSource`, resolved by `enumerator`; imported by the control
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.errors import ConnectorError, UsageError
+from penstock.core.errors import ConnectorError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from penstock_connectors.kafka.client.metadata import ClusterMetadata
     from penstock_connectors.kafka.client.properties import PartitionId
 
+#: From here on, a number is taken for seconds or microseconds of a present time: 1973 in s, 5138 in ms.
+_SECONDS, _MICROSECONDS = 10**8, 10**14
 _HINT = "use 'earliest', 'latest', 'group', {'timestamp': ...} or {(topic, partition): offset}"
 
 
-def check_start(start: Any, group: str | None) -> Any:
+def check_start(start: Any, group: str | None, topics: Sequence[str]) -> Any:
     """Return `start=` as a JSON-able value.
 
     Raises:
@@ -32,11 +34,11 @@ def check_start(start: Any, group: str | None) -> Any:
     if isinstance(start, Mapping) and set(start) == {"timestamp"}:
         return {"timestamp": _milliseconds(start["timestamp"])}
     if isinstance(start, Mapping) and start:
-        return {"offsets": _offsets(start, "start")}
+        return {"offsets": _offsets(start, "start", topics)}
     raise UsageError(f"KafkaSource: start={start!r} is not a position", hint=_HINT)
 
 
-def check_bounded(bounded: Any) -> Any:
+def check_bounded(bounded: Any, topics: Sequence[str]) -> Any:
     """Return `bounded=` as a JSON-able value; None = unbounded.
 
     Raises:
@@ -49,7 +51,7 @@ def check_bounded(bounded: Any) -> Any:
     if isinstance(bounded, Mapping) and set(bounded) == {"timestamp"}:
         return {"timestamp": _milliseconds(bounded["timestamp"])}
     if isinstance(bounded, Mapping) and bounded:
-        return {"offsets": _offsets(bounded, "bounded")}
+        return {"offsets": _offsets(bounded, "bounded", topics)}
     raise UsageError(
         f"KafkaSource: bounded={bounded!r} is not an end",
         hint="use False, 'latest', {'timestamp': ...} or {(topic, partition): offset}",
@@ -57,12 +59,8 @@ def check_bounded(bounded: Any) -> Any:
 
 
 def _milliseconds(value: Any) -> int:
-    if isinstance(value, bool):
-        raise UsageError(
-            f"KafkaSource: {value!r} is not a time", hint="milliseconds since the epoch, an ISO text or a datetime"
-        )
-    if isinstance(value, int):
-        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _plausible(value)
     try:
         moment = dt.datetime.fromisoformat(value) if isinstance(value, str) else value
         if moment.tzinfo is None:
@@ -74,12 +72,35 @@ def _milliseconds(value: Any) -> int:
         ) from error
 
 
-def _offsets(given: Mapping[Any, Any], what: str) -> list[list[Any]]:
+def _plausible(milliseconds: int) -> int:
+    """Return a time as given.
+
+    Raises:
+        UsageError: seconds or microseconds of a present time would have that magnitude.
+    """
+    where = f"KafkaSource: the time {milliseconds}"
+    if milliseconds < 0:
+        raise UsageError(f"{where} is before 1970", hint="milliseconds since the epoch, an ISO text or a datetime")
+    if _SECONDS <= milliseconds < 100 * _SECONDS:
+        day = dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).date()
+        raise UsageError(f"{where} is {day} in milliseconds", hint=f"seconds? write {milliseconds} * 1000")
+    if milliseconds >= _MICROSECONDS:
+        year = 1970 + milliseconds // (365 * 86_400_000)
+        msg = f"{where} is the year {year} in milliseconds"
+        raise UsageError(msg, hint=f"microseconds? write {milliseconds} // 1000")
+    return milliseconds
+
+
+def _offsets(given: Mapping[Any, Any], what: str, topics: Sequence[str]) -> list[list[Any]]:
     out = []
     for place, offset in given.items():
         ok = isinstance(place, tuple) and len(place) == 2 and isinstance(place[0], str)
-        if not ok or not isinstance(place[1], int) or not isinstance(offset, int) or offset < 0:
-            raise UsageError(f"KafkaSource: {what} has {place!r}: {offset!r}", hint="write {('topic', 0): 1234}")
+        if not ok or not all(isinstance(number, int) and number >= 0 for number in (place[1], offset)):
+            example = f"{{({topics[0]!r}, 0): 1234}}"
+            raise UsageError(f"KafkaSource: {what} has {place!r}: {offset!r}", hint=f"write {example}")
+        if place[0] not in topics:
+            msg = f"KafkaSource: {what} names the topic {place[0]!r}, which is not read"
+            raise UsageError(msg, hint=did_you_mean(place[0], topics))
         out.append([*place, offset])
     return sorted(out)
 

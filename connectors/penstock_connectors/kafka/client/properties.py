@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.core.errors import ConnectorError, UsageError
+from penstock.core.errors import ConnectorError, UsageError, argument_text
 
 #: Topic and partition.
 PartitionId = tuple[str, int]
@@ -20,17 +20,17 @@ _SECRET_NAMES = frozenset({"sasl.oauthbearer.config", "sasl.jaas.config", "ssl.k
 _SECRET_ENDINGS = ("password", "secret", ".token", "passphrase")
 #: Set by the connector itself; the text names the alternative.
 _RESERVED = {
-    "bootstrap.servers": "the first argument",
-    "metadata.broker.list": "the first argument",
-    "group.id": "group=",
-    "enable.auto.commit": "nothing: positions belong to the checkpoint",
-    "enable.auto.offset.store": "nothing: positions belong to the checkpoint",
-    "auto.offset.reset": "start=",
-    "enable.partition.eof": "nothing: the reader needs it",
-    "transactional.id": "nothing: it is derived from job, uid, run and subtask",
-    "transaction.timeout.ms": "transaction_timeout=",
-    "enable.idempotence": "delivery=",
-    "delivery.report.only.error": "nothing: the sink needs it",
+    "bootstrap.servers": "use the first argument",
+    "metadata.broker.list": "use the first argument",
+    "group.id": "use group=",
+    "enable.auto.commit": "leave it out: positions belong to the checkpoint",
+    "enable.auto.offset.store": "leave it out: positions belong to the checkpoint",
+    "auto.offset.reset": "use start=",
+    "enable.partition.eof": "leave it out: the reader needs it",
+    "transactional.id": "leave it out: it is derived from job, uid, run and subtask",
+    "transaction.timeout.ms": "use transaction_timeout=",
+    "enable.idempotence": "use delivery=",
+    "delivery.report.only.error": "leave it out: the sink needs it",
 }
 #: librdkafka's names of connection and security properties -> kafka-python's.
 _FOR_KAFKA_PYTHON = {
@@ -59,30 +59,24 @@ _CONNECTION_PROPERTIES = {
 LOOKUP_TIMEOUT_MS = 10_000
 
 
-def require_address(bootstrap: object, connector: str) -> None:
-    """Refuse what names no brokers.
-
-    Raises:
-        UsageError: it is no text, or the URL of a web server.
-    """
-    if not isinstance(bootstrap, str):
-        msg = f"{connector}: bootstrap={bootstrap!r} is not an address"
-        raise UsageError(msg, hint="write the brokers in one text: 'host1:9092,host2:9092'")
-    if bootstrap.startswith(("http://", "https://")):
-        msg = f"{connector}: bootstrap={bootstrap!r} is the URL of a web server"
-        raise UsageError(msg, hint=f"write host and port of a broker: '{bootstrap.partition('://')[2].rstrip('/')}'")
-
-
 def check_properties(properties: Mapping[str, Any], where: str) -> dict[str, str]:
     """Return the user's properties as texts; secrets must be references.
 
     Raises:
-        UsageError: a property is reserved, or a secret is written out.
+        UsageError: a property is reserved or no text, or a secret is written out.
     """
+    if not isinstance(properties, Mapping):
+        msg = f"{where}: properties={argument_text(properties)} is not a dict"
+        raise UsageError(msg, hint="write properties={'client.id': 'orders'}")
     out = {}
     for name, value in properties.items():
+        if not isinstance(name, str):
+            raise UsageError(f"{where}: properties: {name!r} is not a property's name", hint="names are texts")
         if name in _RESERVED:
-            raise UsageError(f"{where}: property {name!r} is set by the connector", hint=f"use {_RESERVED[name]}")
+            raise UsageError(f"{where}: property {name!r} is set by the connector", hint=_RESERVED[name])
+        if not isinstance(value, str | int | float):
+            msg = f"{where}: property {name!r} is {argument_text(value)}, not a text, a number or a bool"
+            raise UsageError(msg, hint="leave it out for the default of librdkafka")
         text = str(value).lower() if isinstance(value, bool) else str(value)
         secret = name in _SECRET_NAMES or name.endswith(_SECRET_ENDINGS)
         if secret and _REFERENCE.fullmatch(text) is None:
@@ -114,6 +108,11 @@ def resolve(bootstrap: str, properties: Mapping[str, str]) -> dict[str, str]:
     resolved = {name: _REFERENCE.sub(value_of, text) for name, text in properties.items()}
     # level 0: failures arrive as events and exceptions, instead of lines on a terminal
     return {"log_level": "0", **_CONNECTION_PROPERTIES, **resolved, "bootstrap.servers": bootstrap}
+
+
+def known_properties() -> tuple[str, ...]:
+    """Return names of properties that librdkafka does not list, because they have no default or are another's alias."""
+    return (*_FOR_KAFKA_PYTHON, *_RESERVED, "compression.type", "acks", "retries", "linger.ms")
 
 
 def for_kafka_python(resolved: Mapping[str, str]) -> dict[str, Any]:
