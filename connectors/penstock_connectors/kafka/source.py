@@ -15,7 +15,7 @@ from penstock.core.errors import ConnectorError, UsageError, call_site
 from penstock.core.schema import arrow_schema_of, schema_to_text
 from penstock_connectors.formats.timestamps import TimestampUnit
 from penstock_connectors.kafka.client.addresses import require_address, require_group, require_topic
-from penstock_connectors.kafka.client.positions import check_bounded, check_start
+from penstock_connectors.kafka.client.positions import check_bounded, check_start, require_positions, require_range
 from penstock_connectors.kafka.client.properties import check_properties, resolve
 
 if TYPE_CHECKING:
@@ -125,13 +125,16 @@ class KafkaSource:
             JsonRowDecoder(self.row_schema)
         interval = chosen["discovery_interval"]
         self._discovery = None if interval is None else parse_duration_ms(interval, "discovery_interval")
+        begin = check_start(chosen["start"], chosen["group"], topics)
+        end = check_bounded(chosen["bounded"], topics)
+        require_range(begin, end)
         self.created_at = call_site()
         self._config: dict[str, Any] = {
             "bootstrap": bootstrap,
             "topics": topics,
             "format": format,
-            "start": check_start(chosen["start"], chosen["group"], topics),
-            "bounded": check_bounded(chosen["bounded"], topics),
+            "start": begin,
+            "bounded": end,
             "group": chosen["group"],
             "on_bad_record": chosen["on_bad_record"],
             "dead_letter_topic": chosen["dead_letter_topic"],
@@ -182,7 +185,7 @@ class KafkaSourceFactory:
         return history(spec.config, until, piece_rows, begin)
 
     def validate(self, spec: SourceSpec) -> None:
-        """Check that the broker answers and has the topics.
+        """Check that the broker answers and has the topics, with the offsets that `start` and `bounded` name.
 
         Raises:
             ConnectorError: it does not.
@@ -198,6 +201,7 @@ class KafkaSourceFactory:
         empty = [topic for topic, partitions in found.items() if not partitions]
         if empty:
             raise ConnectorError(f"Kafka at {cluster.bootstrap}: {', '.join(empty)} has no partitions")
+        require_positions(spec.config, {topic: found[topic] for topic in spec.config["topics"]}, cluster)
 
 
 def _one_of(name: str, value: str, allowed: Sequence[str], other: str = "") -> None:

@@ -15,7 +15,7 @@ from penstock.core.errors import ConnectorError, GraphError, UndecidedOutputErro
 from penstock.core.schema import Schema, schema_from_text
 from penstock.core.snapshot import Committable
 from penstock_connectors.kafka.client.metadata import connection_problem
-from penstock_connectors.kafka.client.positions import start_offsets, stop_offsets
+from penstock_connectors.kafka.client.positions import require_positions, start_offsets, stop_offsets
 from penstock_connectors.kafka.client.properties import check_properties, for_admin, for_kafka_python, resolve
 from penstock_connectors.kafka.sink import KafkaSink, KafkaSinkFactory
 from penstock_connectors.kafka.source import KafkaSource, KafkaSourceFactory
@@ -118,6 +118,10 @@ def test_factories_load_by_name():
             r"is the year 5\d+ in milliseconds \(microseconds\? .* // 1000",
         ),
         ({"start": {"timestamp": -1}}, "is before 1970"),
+        (
+            {"start": {("t", 0): 10}, "bounded": {("t", 0): 5}},
+            r"bounded ends partition 0 of topic 't' at 5, before its start, 10 \(the end has to be after the start\)",
+        ),
         ({"bootstrap": "broker"}, r"bootstrap='broker' has no port \(write host and port: 'broker:9092'\)"),
         ({"bootstrap": "a:9092,b"}, r"'b' in bootstrap='a:9092,b' has no port"),
         ({"bootstrap": "a:9092,"}, r"bootstrap='a:9092,' has an empty address"),
@@ -265,7 +269,7 @@ class FakeCluster:
 
     EDGES = {("t", 0): (10, 20), ("t", 1): (30, 40)}
 
-    def offsets(self, places, at):
+    def offsets(self, places, at, *, committed=True):
         if isinstance(at, int):
             return {place: 15 if place == ("t", 0) and at <= 15 else -1 for place in places}
         return {place: self.EDGES[place][0 if at == "earliest" else 1] for place in places}
@@ -307,8 +311,35 @@ def test_stop_offsets(bounded, expected):
 
 
 def test_offsets_of_an_unknown_partition_are_refused():
-    with pytest.raises(ConnectorError, match="t-7, which does not exist"):
+    with pytest.raises(
+        ConnectorError, match=r"partition 7 of topic 't', which does not exist \(its partitions are 0, 1\)"
+    ):
         start_offsets({"offsets": [["t", 7, 1]]}, PLACES, FakeCluster(), None)
+
+
+@pytest.mark.parametrize(
+    ("position", "words"),
+    [
+        (
+            {"start": {"offsets": [["t", 2, 1]]}},
+            "start=: offsets are given for partition 2 of topic 't', which does not",
+        ),
+        ({"bounded": {"offsets": [["t", 2, 1]]}}, "bounded=: offsets are given for partition 2 of topic 't'"),
+        (
+            {"start": {"offsets": [["t", 1, 41]]}},
+            r"start=: offset 41 of partition 1 of topic 't' is beyond its end, 40",
+        ),
+    ],
+)
+def test_positions_that_the_topic_has_not_are_refused_when_the_job_is_submitted(position, words):
+    with pytest.raises(ConnectorError, match=f"KafkaSource: {words}"):
+        require_positions({"start": "earliest", "bounded": None, **position}, {"t": [0, 1]}, FakeCluster())
+
+
+def test_positions_that_the_topic_has_are_taken():
+    config = {"start": {"offsets": [["t", 1, 40]]}, "bounded": {"offsets": [["t", 1, 99]]}}
+    require_positions(config, {"t": [0, 1]}, FakeCluster())
+    require_positions({"start": {"timestamp": 1}, "bounded": None}, {"t": [0, 1]}, FakeCluster())
 
 
 def test_keys_of_every_type():

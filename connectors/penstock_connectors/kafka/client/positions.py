@@ -142,11 +142,52 @@ def stop_offsets(bounded: Any, places: list[PartitionId], cluster: ClusterMetada
     return dict.fromkeys(places, 0) | _named(bounded, places)
 
 
+def require_range(start: Any, bounded: Any) -> None:
+    """Refuse an end before the start.
+
+    Raises:
+        UsageError: a partition has one.
+    """
+    if not isinstance(start, dict) or not isinstance(bounded, dict):
+        return
+    first = {(topic, partition): offset for topic, partition, offset in start.get("offsets", ())}
+    for topic, partition, end in bounded.get("offsets", ()):
+        begin = first.get((topic, partition), 0)
+        if end < begin:
+            place = f"partition {partition} of topic {topic!r}"
+            msg = f"KafkaSource: bounded ends {place} at {end}, before its start, {begin}"
+            raise UsageError(msg, hint="the end has to be after the start")
+
+
+def require_positions(
+    config: Mapping[str, Any], partitions: Mapping[str, Sequence[int]], cluster: ClusterMetadata
+) -> None:
+    """Refuse offsets of partitions that do not exist, or a start beyond a partition's end; `partitions` by topic.
+
+    Raises:
+        ConnectorError: there is one.
+    """
+    places = [(topic, partition) for topic, numbers in partitions.items() for partition in numbers]
+    for name in ("start", "bounded"):
+        value = config[name]
+        if not isinstance(value, dict) or "offsets" not in value:
+            continue
+        try:
+            named = _named(value, places)
+        except ConnectorError as error:
+            raise ConnectorError(f"KafkaSource: {name}=: {error.message}", hint=error.hint) from error
+        ends = cluster.offsets(list(named), "latest", committed=False) if name == "start" else {}
+        for (topic, partition), end in ends.items():
+            if (offset := named[topic, partition]) > end:
+                msg = f"KafkaSource: start=: offset {offset} of partition {partition} of topic {topic!r}"
+                raise ConnectorError(f"{msg} is beyond its end, {end}", hint="start='latest' reads what is new")
+
+
 def _named(value: Any, places: list[PartitionId]) -> dict[PartitionId, int]:
     named = {(topic, partition): offset for topic, partition, offset in value["offsets"]}
-    unknown = [f"{topic}-{partition}" for topic, partition in named if (topic, partition) not in places]
-    if unknown:
-        raise ConnectorError(
-            f"offsets are given for {', '.join(unknown)}, which does not exist", hint="correct topic and partition"
-        )
+    for topic, partition in named:
+        if (topic, partition) not in places:
+            msg = f"offsets are given for partition {partition} of topic {topic!r}, which does not exist"
+            known = ", ".join(str(number) for name, number in places if name == topic)
+            raise ConnectorError(msg, hint=f"its partitions are {known}" if known else "correct the topic")
     return named
