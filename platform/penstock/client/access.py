@@ -35,6 +35,17 @@ class ClientAccess:
     certificate: Path | None = None
     key: Path | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a token that would be shown.
+
+        Raises:
+            UsageError: it is a plain text.
+        """
+        if not isinstance(self.token, Secret):
+            raise UsageError(
+                "ClientAccess: token is a plain text", hint="write token=Secret(...) of penstock.core.secrets"
+            )
+
     def headers(self) -> dict[str, str]:
         """Return the headers of every request."""
         return {"Authorization": f"Bearer {self.token.reveal()}"} if self.token else {}

@@ -6,7 +6,7 @@ Used by `client.rest_client`. Any JobManager of a cluster will do: a standby for
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from penstock.config.security import is_loopback
 from penstock.core.errors import UsageError
@@ -23,6 +23,8 @@ class ClusterAddress:
         Raises:
             UsageError: it is no address, or would send the token unencrypted.
         """
+        if not isinstance(text, str):
+            raise UsageError(f"{text!r} is not the address of a JobManager", hint=_EXAMPLE)
         self.text = text.rstrip("/")
         self._has_token = has_token
         #: Whether the server of the HA root has answered.
@@ -76,8 +78,16 @@ class ClusterAddress:
 
     def _check(self, url: str) -> None:
         place = urlsplit(url)
-        if place.scheme not in ("http", "https") or not place.hostname:
+        if place.scheme not in ("http", "https") or not place.hostname or not _has_valid_port(place):
             raise UsageError(f"{url!r} is not the address of a JobManager", hint=_EXAMPLE)
         if self._has_token and place.scheme != "https" and not is_loopback(place.hostname):
             msg = f"{url} is unencrypted: others could read the token"
             raise UsageError(msg, hint="use its https:// address, or unset PENSTOCK_TOKEN and PENSTOCK_TOKEN_FILE")
+
+
+def _has_valid_port(place: SplitResult) -> bool:
+    """Return whether the port of a URL is absent or a number that a port can have."""
+    try:
+        return place.port != 0
+    except ValueError:
+        return False

@@ -13,6 +13,11 @@ def test_nothing():
     assert access_of({}).ca is None
 
 
+def test_a_token_is_a_secret():
+    with pytest.raises(UsageError, match=r"token is a plain text \(write token=Secret"):
+        ClientAccess(token="plain")
+
+
 def test_the_environment_before_files_before_the_folder(tmp_path):
     for name in ("admin.token", "viewer.token", "ca.pem", "client.pem", "client.key"):
         (tmp_path / name).write_text(f"{name}\n")

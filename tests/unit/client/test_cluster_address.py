@@ -14,7 +14,7 @@ def test_urls_are_tried_in_order_and_the_one_that_answered_first():
     assert not ClusterAddress("http://a:1", has_token=False).fails_over
 
 
-@pytest.mark.parametrize("text", ["a:1", "ftp://a:1", "", "http://a:1,b:2"])
+@pytest.mark.parametrize("text", ["a:1", "ftp://a:1", "", "http://a:1,b:2", None, 8081, "http://a:99999", "http://a:b"])
 def test_no_address(text):
     with pytest.raises(UsageError, match="is not the address of a JobManager"):
         ClusterAddress(text, has_token=False)
