@@ -45,7 +45,7 @@ def test_all_pages_can_be_read(browser, slow_job, scheme):
             page = opened(visit, where, slow_job.job_id)
             assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == scheme
             wrong[where] = page.evaluate(CHECKS)
-        page.set_viewport_size({"width": 700, "height": 900})
+        page.set_viewport_size({"width": 400, "height": 900})
         for where in PAGES if scheme == "light" else ():
             wrong[f"{where} (narrow)"] = opened(visit, where, slow_job.job_id).evaluate(CHECKS)
     assert not any(wrong.values()), "\n".join(f"{where}: {text}" for where, texts in wrong.items() for text in texts)

@@ -1,6 +1,6 @@
 // Layout of the job graph: layers from left to right with few crossings. Pure; tested in the browser.
 
-export const NODE = { width: 252, height: 188, gapX: 72, gapY: 26 };
+export const NODE = { width: 252, height: 206, gapX: 72, gapY: 26 };
 
 // `nodes` are `{id, inputs: [{id, label}]}` in any order. Returns `{width, height, places: {id: {x, y}}, edges}`; an edge
 // has `from`, `to`, `label` and the `path` of an SVG path. An edge over several layers runs between their vertices.
