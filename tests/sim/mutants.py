@@ -198,9 +198,9 @@ def _only_last_segment(patch: Patch) -> None:
 
 def _barrier_not_aligned(patch: Patch) -> None:
     def first_counts(self: Alignment, _channel: int, barrier: Any) -> Any:
-        if barrier.checkpoint_id <= self._over:
+        if barrier.checkpoint_id <= self._newest:
             return []
-        self._over = barrier.checkpoint_id
+        self._newest = barrier.checkpoint_id
         return [Snapshot(barrier)]
 
     patch.setattr(Alignment, "on_barrier", first_counts)

@@ -33,7 +33,8 @@ def _acks_of_the_killed(patch: Patch) -> None:
         return []
 
     def of_any_attempt(self: CheckpointCoordinator, checkpoint_id: int, execution: Any, taken: Any) -> list[Any]:
-        expected = self.current.expected if self.current is not None else ()
+        pending = self.under_way(checkpoint_id)
+        expected = pending.expected if pending is not None else ()
         where = (execution.vertex_id, execution.subtask)
         same = next((known for known in expected if (known.vertex_id, known.subtask) == where), execution)
         return ack(self, checkpoint_id, same, taken)

@@ -64,6 +64,8 @@ class SettingsKeywords(TypedDict, total=False):
     checkpoint_min_pause: str | float
     checkpoint_max_age: str | float
     checkpoint_tolerated_failures: int
+    checkpoint_mode: Literal["exactly-once", "at-least-once"]
+    max_concurrent_checkpoints: int
     unaligned_checkpoints: bool
     aligned_checkpoint_timeout: str | float
     retained_checkpoints: int

@@ -1,8 +1,12 @@
 """Barrier alignment over the input channels of one subtask: a pure decider, driven by the task's input loop.
 
-A channel that delivered the barrier of the running checkpoint is blocked until all channels have. Barriers also flow
-after `EndOfInput`, so an ended channel stays a channel. A newer barrier supersedes the running checkpoint; an aborted
-one is never waited for.
+A channel that delivered the barrier of a checkpoint is blocked until all channels have. Barriers also flow after
+`EndOfInput`, so an ended channel stays a channel. A barrier in a channel that has not delivered an older one supersedes
+the older checkpoint: its barrier will not come there. An aborted checkpoint is never waited for.
+
+With `aligned=False` barriers of checkpoints block no channel. Several checkpoints may then wait for barriers, and a
+snapshot has rows after the barriers of some channels: a restore processes these rows again. Savepoints and stops are
+always aligned.
 
 A checkpoint that may overtake is not aligned: with the first barrier that has arrived in any channel, the subtask takes
 its snapshot at once. The rows that were sent before the other barriers are then collected until these have arrived.
@@ -12,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.core.elements import Barrier
+from penstock.core.elements import Barrier, BarrierKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Decline the running checkpoint: this subtask will not take it."""
+    """Decline a checkpoint: this subtask will not take it."""
 
     checkpoint_id: int
     reason: str
@@ -59,21 +63,33 @@ class StopCollecting:
     checkpoint_id: int
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A checkpoint whose barrier some channels have delivered."""
+
+    barrier: Barrier
+    #: Whether these channels are blocked.
+    blocks: bool
+    channels: set[int]
+
+
 AlignmentCommand = Block | Unblock | Snapshot | Abort | Overtake | StopCollecting
 
 
 class Alignment:
     """The alignment state of one subtask."""
 
-    def __init__(self, channels: int) -> None:
-        """Align `channels` input channels, numbered from 0."""
+    def __init__(self, channels: int, *, aligned: bool = True) -> None:
+        """Align `channels` input channels, numbered from 0; without `aligned`, checkpoints block none of them."""
         self._channels = channels
-        self._running: Barrier | None = None
-        self._arrived: set[int] = set()
+        self._aligned = aligned
+        #: By checkpoint id, oldest first; at most one if all are aligned.
+        self._waiting: dict[int, _Waiting] = {}
         self._ended: set[int] = set()
+        #: Aborted before their first barrier arrived.
         self._aborted: set[int] = set()
-        #: Highest checkpoint id that this subtask has taken, superseded or aborted.
-        self._over = -1
+        #: Highest checkpoint id of a barrier in this subtask. Lower ones that do not wait are over.
+        self._newest = -1
         #: The newest checkpoint that may overtake, and the newest barrier that has arrived in some channel.
         self._permitted = -1
         self._received: Barrier | None = None
@@ -83,12 +99,17 @@ class Alignment:
     @property
     def blocked(self) -> frozenset[int]:
         """Return the channels that must not be read now."""
-        return frozenset(self._arrived)
+        return frozenset(channel for w in self._waiting.values() if w.blocks for channel in w.channels)
 
     @property
-    def running(self) -> Barrier | None:
-        """Return the barrier being aligned, if any."""
-        return self._running
+    def arrived(self) -> frozenset[int]:
+        """Return the channels that delivered the barrier of a checkpoint for which others have not."""
+        return frozenset(channel for waiting in self._waiting.values() for channel in waiting.channels)
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Return the checkpoints whose barrier some but not all channels have delivered, oldest first."""
+        return tuple(self._waiting)
 
     @property
     def all_ended(self) -> bool:
@@ -98,19 +119,14 @@ class Alignment:
     def on_barrier(self, channel: int, barrier: Barrier) -> list[AlignmentCommand]:
         """Handle a barrier at the head of `channel`."""
         number = barrier.checkpoint_id
-        if number <= self._over or number in self._aborted:
+        if number in self._aborted or (number <= self._newest and number not in self._waiting):
             return []
-        if self._running is not None and number < self._running.checkpoint_id:
-            return []
-        commands = self._supersede(number)
-        if self._running is None:
-            self._running = barrier
-        self._arrived.add(channel)
-        if len(self._arrived) < self._channels:
-            commands.append(Block(channel))
-            return commands
-        commands.append(Snapshot(barrier))
-        return commands + self._release()
+        commands = self._supersede(number, channel)
+        waiting = self._begin(barrier)
+        waiting.channels.add(channel)
+        if len(waiting.channels) < self._channels:
+            return [*commands, Block(channel)] if waiting.blocks else commands
+        return [*commands, Snapshot(barrier), *self._end(number)]
 
     def permit(self, checkpoint_id: int) -> list[AlignmentCommand]:
         """Let the barriers of this checkpoint overtake rows from now on."""
@@ -138,45 +154,54 @@ class Alignment:
         if checkpoint_id == self._collecting:
             self._collecting = None
             return [StopCollecting(checkpoint_id)]
-        if checkpoint_id <= self._over:
-            return []
-        self._aborted.add(checkpoint_id)
-        if self._running is None or self._running.checkpoint_id != checkpoint_id:
-            return []
-        return self._drop("aborted by the coordinator")
+        if checkpoint_id in self._waiting:
+            return self._drop(checkpoint_id, "aborted by the coordinator")
+        if checkpoint_id > self._newest:
+            self._aborted.add(checkpoint_id)
+        return []
 
     def _overtake_if_due(self) -> list[AlignmentCommand]:
-        running, received = self._running, self._received
-        barrier = running if running is not None and running.checkpoint_id >= self._permitted else received
-        number = self._permitted
-        if barrier is None or barrier.checkpoint_id != number or number <= self._over or number in self._aborted:
+        number, newest = self._permitted, self._newest
+        waiting = self._waiting.get(number)
+        if number < newest or (number == newest and waiting is None) or number in self._aborted:
+            return []
+        barrier = self._received if waiting is None else waiting.barrier
+        if barrier is None or barrier.checkpoint_id != number:
             return []
         commands = self._supersede(number)
-        passed = frozenset(self._arrived)
-        self._running = barrier
-        released = self._release()
+        passed = frozenset(self._begin(barrier).channels)
+        released = self._end(number)
         self._collecting = number
         return [*commands, Overtake(barrier, passed), *(released if passed else [])]
 
-    def _supersede(self, number: int) -> list[AlignmentCommand]:
-        """Give up an older checkpoint that is being aligned, or whose rows are being collected."""
+    def _supersede(self, number: int, channel: int | None = None) -> list[AlignmentCommand]:
+        """Give up older checkpoints: those that `channel` has not delivered, or all, and one whose rows are collected.
+
+        No barrier of theirs follows in the channel.
+        """
         commands: list[AlignmentCommand] = []
         if self._collecting is not None and number > self._collecting:
             reason = f"checkpoint {number} began before all barriers of this one had arrived"
             commands += [StopCollecting(self._collecting), Abort(self._collecting, reason)]
             self._collecting = None
-        if self._running is not None and number > self._running.checkpoint_id:
-            commands += self._drop(f"checkpoint {number} began before this one was aligned")
+        for older, waiting in tuple(self._waiting.items()):
+            if older < number and channel not in waiting.channels:
+                commands += self._drop(older, f"checkpoint {number} began before this one was aligned")
         return commands
 
-    def _drop(self, reason: str) -> list[AlignmentCommand]:
-        assert self._running is not None  # noqa: S101 - callers have checked; narrows the type
-        return [Abort(self._running.checkpoint_id, reason), *self._release()]
+    def _begin(self, barrier: Barrier) -> _Waiting:
+        """Return the channels that have delivered this barrier; none before the first."""
+        number = barrier.checkpoint_id
+        if number > self._newest:
+            self._newest = number
+            self._aborted = {aborted for aborted in self._aborted if aborted > number}
+            blocks = self._aligned or barrier.kind is not BarrierKind.CHECKPOINT
+            self._waiting[number] = _Waiting(barrier, blocks, set())
+        return self._waiting[number]
 
-    def _release(self) -> list[AlignmentCommand]:
-        assert self._running is not None  # noqa: S101
-        self._over = self._running.checkpoint_id
-        self._aborted = {number for number in self._aborted if number > self._over}
-        waiting = tuple(sorted(self._arrived))
-        self._running, self._arrived = None, set()
-        return [Unblock(waiting)] if self._channels > 1 else []
+    def _drop(self, number: int, reason: str) -> list[AlignmentCommand]:
+        return [Abort(number, reason), *self._end(number)]
+
+    def _end(self, number: int) -> list[AlignmentCommand]:
+        ended = self._waiting.pop(number)
+        return [Unblock(tuple(sorted(ended.channels)))] if ended.blocks and self._channels > 1 else []

@@ -1,8 +1,9 @@
 """The checkpoint coordinator of one deployment: a pure decider that triggers and completes checkpoints.
 
-A member of `penstock.jobmanager.checkpoints.checkpointing`, which turns its commands into messages and manifests. One
-checkpoint is under way at a time; savepoints and stops wait in a queue. A checkpoint is complete when all acks are in.
-It exists when its manifest is in the log; the caller reports that.
+A member of `penstock.jobmanager.checkpoints.checkpointing`, which turns its commands into messages and manifests. Up
+to `max_concurrent` checkpoints are under way at a time. Savepoints, stops and the final checkpoint are alone: they wait
+for those under way, in a queue. A checkpoint is complete when all acks are in. It exists when its manifest is in the
+log; the caller reports that. Manifests are appended in the order of their ids, one after another.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class CoordinatorSettings:
     min_pause_ms: int = 0
     tolerated_failures: int = 0
     max_age_ms: int = 0
+    #: Checkpoints that may be under way at a time; 1 if their barriers may overtake.
+    max_concurrent: int = 1
     #: Time after the trigger from which barriers of checkpoints overtake rows; None: never.
     overtake_after_ms: int | None = None
 
@@ -45,7 +48,7 @@ class Ack:
 
 @dataclass(slots=True)
 class PendingCheckpoint:
-    """The checkpoint under way."""
+    """A checkpoint under way."""
 
     checkpoint_id: int
     kind: BarrierKind
@@ -77,6 +80,11 @@ class PendingCheckpoint:
         """Return whether every execution has acked."""
         return len(self.acks) == len(self.expected)
 
+    @property
+    def alone(self) -> bool:
+        """Return whether no other checkpoint may be under way beside it."""
+        return self.final or self.kind is not BarrierKind.CHECKPOINT
+
 
 @dataclass(frozen=True, slots=True)
 class TriggerBarrier:
@@ -87,7 +95,7 @@ class TriggerBarrier:
 
 @dataclass(frozen=True, slots=True)
 class LetOvertake:
-    """Let the barriers of the checkpoint under way overtake rows: they were not aligned in time."""
+    """Let the barriers of a checkpoint under way overtake rows: they were not aligned in time."""
 
     pending: PendingCheckpoint
 
@@ -150,7 +158,8 @@ class CheckpointCoordinator:
         self._settings = settings
         self._executions = frozenset(executions)
         self.next_id = next_id
-        self.current: PendingCheckpoint | None = None
+        #: Checkpoints under way, by id, oldest first.
+        self._pending: dict[int, PendingCheckpoint] = {}
         self.consecutive_failures = 0
         self._requests: list[tuple[BarrierKind, str]] = []
         self._ended: set[ExecutionId] = set(ended) & self._executions
@@ -168,10 +177,24 @@ class CheckpointCoordinator:
 
     @property
     def requested(self) -> tuple[tuple[BarrierKind, str], ...]:
-        """Return kind and id of requests that wait for an answer: the checkpoint under way first, then the queue."""
-        current = self.current
-        under_way = ((current.kind, current.request_id),) if current is not None and current.request_id else ()
+        """Return kind and id of requests that wait for an answer: of checkpoints under way first, then the queue."""
+        under_way = [(pending.kind, pending.request_id) for pending in self._pending.values() if pending.request_id]
         return (*under_way, *self._requests)
+
+    def under_way(self, checkpoint_id: int | None) -> PendingCheckpoint | None:
+        """Return the checkpoint with this id if it is under way."""
+        return None if checkpoint_id is None else self._pending.get(checkpoint_id)
+
+    @property
+    def is_ending(self) -> bool:
+        """Return whether the last checkpoint of the job is under way or requested."""
+        final = any(pending.final for pending in self._pending.values())
+        return final or any(kind.ends_job for kind, _ in self.requested)
+
+    @property
+    def oldest_id(self) -> int:
+        """Return the id of the oldest checkpoint under way, or of the next one if there is none."""
+        return min(self._pending, default=self.next_id)
 
     def start(self, now_ms: int, *, resumed: bool = False, adopted: bool = False) -> list[CoordinatorCommand]:
         """Start triggering: all subtasks run, sources have their splits.
@@ -187,32 +210,30 @@ class CheckpointCoordinator:
         return self._next(now_ms)
 
     def stop(self, reason: str) -> list[CoordinatorCommand]:
-        """Abort the checkpoint under way and refuse all requests: the deployment is over.
+        """Abort the checkpoints under way and refuse all requests: the deployment is over.
 
         A manifest append that has begun is not cancelled.
         """
         self._running = False
-        commands: list[CoordinatorCommand] = [RefuseRequest(request, reason) for _, request in self._requests]
+        commands: list[CoordinatorCommand] = [AbortCheckpoint(pending, reason) for pending in self._pending.values()]
+        commands += [RefuseRequest(request, reason) for _, request in self._requests]
         self._requests.clear()
-        if self.current is not None:
-            commands.insert(0, AbortCheckpoint(self.current, reason))
-            self.current = None
+        self._pending.clear()
         return commands
 
     def pause(self, executions: Collection[ExecutionId], reason: str) -> list[CoordinatorCommand]:
         """Trigger nothing until the next `start`: some of `executions`, the present subtasks, do not run yet.
 
-        The checkpoint under way is aborted, as subtasks that it expects have ended. If its manifest is being appended,
-        they all have acked: the log decides.
+        All checkpoints under way are aborted, as subtasks that they expect have ended; those that wait to be appended
+        too, for no append may begin now. If a manifest is being appended, its subtasks have all acked: the log decides.
         """
         self._running = False
         self._executions = frozenset(executions)
         self._ended &= self._executions
-        current = self.current
-        if current is None or current.appending:
-            return []
-        self.current = None
-        return [AbortCheckpoint(current, reason)]
+        aborted = [pending for pending in self._pending.values() if not pending.appending]
+        for pending in aborted:
+            del self._pending[pending.checkpoint_id]
+        return [AbortCheckpoint(pending, reason) for pending in aborted]
 
     def request(self, kind: BarrierKind, request_id: str, now_ms: int) -> list[CoordinatorCommand]:
         """Queue a user's request for a checkpoint, a savepoint or a stop."""
@@ -226,22 +247,21 @@ class CheckpointCoordinator:
 
         A checkpoint whose manifest is being appended keeps its request: it may exist already.
         """
-        current = self.current
         taken, self._requests = self._requests, []
-        if current is not None and current.request_id and not current.appending:
-            taken.insert(0, (current.kind, current.request_id))
-            current.request_id = ""
-        return tuple(taken)
+        asked = [pending for pending in self._pending.values() if pending.request_id and not pending.appending]
+        found = [(pending.kind, pending.request_id) for pending in asked]
+        for pending in asked:
+            pending.request_id = ""
+        return (*found, *taken)
 
     def join(self, request_id: str, now_ms: int) -> list[CoordinatorCommand]:
-        """Request the next checkpoint: the one under way if it has no requester and no request waits, else a new one.
+        """Request the next checkpoint: the newest under way without a requester if no request waits, else a new one.
 
         A new one is queued, so that it does not overtake earlier requests.
         """
-        current = self.current
-        unrequested = current is not None and current.kind is BarrierKind.CHECKPOINT and not current.request_id
-        if current is not None and unrequested and not self._requests:
-            current.request_id = request_id
+        plain = [p for p in self._pending.values() if p.kind is BarrierKind.CHECKPOINT and not p.request_id]
+        if plain and not self._requests:
+            plain[-1].request_id = request_id
             return []
         return self.request(BarrierKind.CHECKPOINT, request_id, now_ms)
 
@@ -253,57 +273,46 @@ class CheckpointCoordinator:
 
     def ack(self, checkpoint_id: int, execution: ExecutionId, ack: Ack) -> list[CoordinatorCommand]:
         """Record the acknowledgement of a subtask, whose part is durable; late and unknown ones are ignored."""
-        current = self.current
-        if current is None or current.checkpoint_id != checkpoint_id or execution not in current.expected:
+        pending = self._pending.get(checkpoint_id)
+        if pending is None or execution not in pending.expected:
             return []
-        current.acks.setdefault(execution, ack)
-        if not current.complete or current.appending:
-            return []
-        current.appending = True
-        return [AppendCheckpoint(current)]
+        pending.acks.setdefault(execution, ack)
+        return self._append_next()
 
     def decline(self, checkpoint_id: int, execution: ExecutionId, reason: str, now_ms: int) -> list[CoordinatorCommand]:
         """Abort the checkpoint that a subtask has declined."""
-        current = self.current
-        if current is None or current.checkpoint_id != checkpoint_id or current.appending:
+        pending = self._pending.get(checkpoint_id)
+        if pending is None or pending.complete:
             return []
-        return self._fail(f"declined by {self._name_of(execution)}: {reason}", now_ms)
+        return self._fail(pending, f"declined by {self._name_of(execution)}: {reason}", now_ms)
 
     def appended(self, checkpoint_id: int, now_ms: int) -> list[CoordinatorCommand]:
         """Complete the checkpoint: its manifest is in the log."""
-        current = self.current
-        if current is None or current.checkpoint_id != checkpoint_id:
+        done = self._pending.pop(checkpoint_id, None)
+        if done is None:
             return []
-        self.current = None
         self.consecutive_failures = 0
-        if current.kind is not BarrierKind.SAVEPOINT:
+        if done.kind is not BarrierKind.SAVEPOINT:
             self._last_good_ms = now_ms
-        self._closed = self._closed or current.kind.ends_job or current.final
+        self._closed = self._closed or done.kind.ends_job or done.final
         self._pause(now_ms)
-        return self._next(now_ms)
+        return self._append_next() + self._next(now_ms)
 
     def append_failed(self, checkpoint_id: int, reason: str, now_ms: int) -> list[CoordinatorCommand]:
         """Abort the checkpoint whose manifest append failed or has an unknown outcome."""
-        current = self.current
-        if current is None or current.checkpoint_id != checkpoint_id:
+        pending = self._pending.get(checkpoint_id)
+        if pending is None:
             return []
-        return self._fail(reason, now_ms)
+        return self._fail(pending, reason, now_ms)
 
     def tick(self, now_ms: int) -> list[CoordinatorCommand]:
-        """Abort a checkpoint that timed out, and trigger what is due."""
-        current = self.current
-        if current is not None and not current.appending and now_ms >= current.triggered_ms + self._settings.timeout_ms:
-            missing = sorted(current.expected - set(current.acks))
-            names = ", ".join(self._name_of(execution) for execution in missing[:3])
-            lacking = f"{counted(len(missing), 'subtask')} missing ({names})"
-            reason = f"not complete after {self._settings.timeout_ms} ms: {lacking}"
-            if any(self._processed(execution) > current.processed[execution] for execution in missing):
-                return self._fail(f"{reason}, but processing rows", now_ms, progressing=True)
-            return self._fail(reason, now_ms)
-        overtake_at = None if current is None else self._overtake_at(current)
-        if current is not None and overtake_at is not None and now_ms >= overtake_at:
-            current.overtakes = True
-            return [LetOvertake(current)]
+        """Abort a checkpoint that timed out, and trigger what is due; if more is due, `wake_ms` is not later."""
+        for pending in self._pending.values():
+            if not pending.complete and now_ms >= pending.triggered_ms + self._settings.timeout_ms:
+                return self._time_out(pending, now_ms)
+            if now_ms >= self._overtake_at(pending, default=now_ms + 1):
+                pending.overtakes = True
+                return [LetOvertake(pending)]
         if self._too_old(now_ms):
             self._last_good_ms = now_ms
             return [FailJob(f"no checkpoint was completed for {self._settings.max_age_ms} ms")]
@@ -314,26 +323,26 @@ class CheckpointCoordinator:
         if not self._running or self._closed:
             return None
         times = []
-        if self.current is not None and not self.current.appending:
-            times.append(self.current.triggered_ms + self._settings.timeout_ms)
-            overtake_at = self._overtake_at(self.current)
-            times += [] if overtake_at is None else [overtake_at]
-        if self.current is None and self._next_periodic_ms is not None and not self.all_inputs_ended:
-            times.append(self._next_periodic_ms)
-        if self.current is None and self.all_inputs_ended:
-            times.append(self._next_final_ms)
+        for pending in self._pending.values():
+            if not pending.complete:
+                timeout_at = pending.triggered_ms + self._settings.timeout_ms
+                times.append(min(timeout_at, self._overtake_at(pending, default=timeout_at)))
+        if not self._requests and self._has_room(alone=self.all_inputs_ended):
+            due_ms = self._next_final_ms if self.all_inputs_ended else self._next_periodic_ms
+            times += [] if due_ms is None else [due_ms]
         if self._watches_age:
             times.append(self._last_good_ms + self._settings.max_age_ms)
         return min(times, default=None)
 
-    def _overtake_at(self, current: PendingCheckpoint) -> int | None:
-        """Return when the barriers of a checkpoint begin to overtake; None: not at all, or they do already.
+    def _overtake_at(self, pending: PendingCheckpoint, default: int) -> int:
+        """Return when the barriers of a checkpoint begin to overtake; `default`: not at all, or they do already.
 
         A savepoint or stop never does. Before a final checkpoint all rows were processed.
         """
         after_ms = self._settings.overtake_after_ms
-        ordered = current.kind is not BarrierKind.CHECKPOINT or current.final or current.appending
-        return None if after_ms is None or ordered or current.overtakes else current.triggered_ms + after_ms
+        if after_ms is None or pending.alone or pending.complete or pending.overtakes:
+            return default
+        return pending.triggered_ms + after_ms
 
     @property
     def _watches_age(self) -> bool:
@@ -343,52 +352,93 @@ class CheckpointCoordinator:
         watching = self._running and not self._closed and self._watches_age
         return watching and now_ms >= self._last_good_ms + self._settings.max_age_ms
 
-    def _next(self, now_ms: int) -> list[CoordinatorCommand]:
-        """Trigger the next checkpoint if none is under way: requests first, then a final one, then the periodic one."""
-        if not self._running or self.current is not None:
-            return []
-        if self._closed:
-            refused = [RefuseRequest(request, "the job is about to end") for _, request in self._requests]
-            self._requests.clear()
-            return list(refused)
-        kind, request_id = BarrierKind.CHECKPOINT, ""
-        if self._requests:
-            kind, request_id = self._requests.pop(0)
-        elif self.all_inputs_ended:
-            if now_ms < self._next_final_ms:
-                return []
-        elif self._next_periodic_ms is None or now_ms < self._next_periodic_ms:
-            return []
-        final = self.all_inputs_ended and kind is not BarrierKind.SAVEPOINT
-        self.current = PendingCheckpoint(self.next_id, kind, final, request_id, now_ms, self._executions)
-        self.next_id += 1
-        self.current.overtakes = self._overtake_at(self.current) == now_ms
-        self.current.processed = {execution: self._processed(execution) for execution in self._executions}
-        if self._settings.interval_ms is not None:
-            self._next_periodic_ms = now_ms + self._settings.interval_ms
-        return [TriggerBarrier(self.current)]
+    def _append_next(self) -> list[CoordinatorCommand]:
+        """Append the oldest complete checkpoint, one at a time; older ones that are incomplete are subsumed by it.
 
-    def _fail(self, reason: str, now_ms: int, *, progressing: bool = False) -> list[CoordinatorCommand]:
-        """Abort the checkpoint under way; the job fails after too many of these in a row.
+        Their segments and their output are part of it. Appended later, they would come after a newer one in the log.
+        """
+        complete = next((pending for pending in self._pending.values() if pending.complete), None)
+        if complete is None or any(pending.appending for pending in self._pending.values()):
+            return []
+        commands: list[CoordinatorCommand] = []
+        for older in [p for p in self._pending.values() if p.checkpoint_id < complete.checkpoint_id]:
+            del self._pending[older.checkpoint_id]
+            if older.request_id:  # a later checkpoint answers it
+                self._requests.insert(0, (older.kind, older.request_id))
+                older.request_id = ""
+            commands.append(AbortCheckpoint(older, f"subsumed by checkpoint {complete.checkpoint_id}"))
+        complete.appending = True
+        return [*commands, AppendCheckpoint(complete)]
+
+    def _has_room(self, *, alone: bool) -> bool:
+        """Return whether another checkpoint may be triggered, `alone` or beside those under way."""
+        if not self._pending:
+            return True
+        shared = not alone and not any(pending.alone for pending in self._pending.values())
+        return shared and len(self._pending) < self._settings.max_concurrent
+
+    def _next(self, now_ms: int) -> list[CoordinatorCommand]:
+        """Trigger what is due while there is room: requests first, then a final checkpoint, then periodic ones."""
+        commands: list[CoordinatorCommand] = []
+        while self._running and (due := self._due(now_ms)) is not None:
+            kind, request_id = due
+            final = self.all_inputs_ended and kind is not BarrierKind.SAVEPOINT
+            pending = PendingCheckpoint(self.next_id, kind, final, request_id, now_ms, self._executions)
+            self._pending[self.next_id] = pending
+            self.next_id += 1
+            pending.overtakes = self._overtake_at(pending, default=now_ms + 1) == now_ms
+            pending.processed = {execution: self._processed(execution) for execution in self._executions}
+            if self._settings.interval_ms is not None:
+                self._next_periodic_ms = now_ms + self._settings.interval_ms
+            commands.append(TriggerBarrier(pending))
+        if self._running and self._closed:
+            commands += [RefuseRequest(request, "the job is about to end") for _, request in self._requests]
+            self._requests.clear()
+        return commands
+
+    def _due(self, now_ms: int) -> tuple[BarrierKind, str] | None:
+        """Take and return kind and request of the checkpoint to trigger now; None: none."""
+        if self._closed:
+            return None
+        if self._requests:
+            kind = self._requests[0][0]
+            alone = self.all_inputs_ended or kind is not BarrierKind.CHECKPOINT
+            return self._requests.pop(0) if self._has_room(alone=alone) else None
+        due_ms = self._next_final_ms if self.all_inputs_ended else self._next_periodic_ms
+        if due_ms is None or now_ms < due_ms or not self._has_room(alone=self.all_inputs_ended):
+            return None
+        return BarrierKind.CHECKPOINT, ""
+
+    def _time_out(self, pending: PendingCheckpoint, now_ms: int) -> list[CoordinatorCommand]:
+        missing = sorted(pending.expected - set(pending.acks))
+        names = ", ".join(self._name_of(execution) for execution in missing[:3])
+        lacking = f"{counted(len(missing), 'subtask')} missing ({names})"
+        reason = f"not complete after {self._settings.timeout_ms} ms: {lacking}"
+        if any(self._processed(execution) > pending.processed[execution] for execution in missing):
+            return self._fail(pending, f"{reason}, but processing rows", now_ms, progressing=True)
+        return self._fail(pending, reason, now_ms)
+
+    def _fail(
+        self, failed: PendingCheckpoint, reason: str, now_ms: int, *, progressing: bool = False
+    ) -> list[CoordinatorCommand]:
+        """Abort a checkpoint under way; the job fails after too many of these in a row.
 
         `progressing`: only time was too short. A restart would repeat the rows and need more of it, so it counts as no
         failure; `max_age_ms` limits how often.
         """
-        current = self.current
-        assert current is not None  # noqa: S101 - callers have checked; narrows the type
-        self.current = None
+        del self._pending[failed.checkpoint_id]
         self._pause(now_ms)
         self._next_final_ms = now_ms + _FINAL_RETRY_MS
-        commands: list[CoordinatorCommand] = [AbortCheckpoint(current, reason)]
-        text = f"{current.label} {current.checkpoint_id} failed: {reason}"
-        if current.kind.ends_job:
+        commands: list[CoordinatorCommand] = [AbortCheckpoint(failed, reason)]
+        text = f"{failed.label} {failed.checkpoint_id} failed: {reason}"
+        if failed.kind.ends_job:
             # Sources emit nothing after such a barrier; only a restart makes them emit again.
             return [*commands, FailJob(text)]
-        if current.kind is not BarrierKind.SAVEPOINT and not progressing:
+        if failed.kind is not BarrierKind.SAVEPOINT and not progressing:
             self.consecutive_failures += 1
             if self.consecutive_failures > self._settings.tolerated_failures:
                 return [*commands, FailJob(f"{text} ({self.consecutive_failures} in a row)")]
-        return commands + self._next(now_ms)
+        return commands + self._append_next() + self._next(now_ms)
 
     def _pause(self, now_ms: int) -> None:
         if self._next_periodic_ms is not None:

@@ -19,7 +19,7 @@ from penstock.client.failures import FailureWatch, implausible_times, resume_poi
 from penstock.client.handle import TERMINAL, JobHandle, absolute_uri
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
-from penstock.client.start_warnings import earlier_output, may_resume, unread_input
+from penstock.client.start_warnings import earlier_output, may_resume, repeated_output, unread_input
 from penstock.config.config_file import configuration
 from penstock.config.settings import fail_fast
 from penstock.core.clock import SystemClock
@@ -277,9 +277,11 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
     if options.name and options.name != graph.name:
         require_name(options.name, "job name")
         graph = msgspec.structs.replace(graph, name=options.name, file_name=graph.name)
+    warnings = repeated_output(graph)
     if not options.from_uri:
-        for warning in [*earlier_output(graph, fresh=options.fresh), *unread_input(graph, fresh=options.fresh)]:
-            logging.getLogger("penstock").warning("%s", warning)
+        warnings += [*earlier_output(graph, fresh=options.fresh), *unread_input(graph, fresh=options.fresh)]
+    for warning in warnings:
+        logging.getLogger("penstock").warning("%s", warning)
     if options.from_uri or (not options.fresh and may_resume(graph)):
         from penstock.snapshots.access.declared import with_states
 

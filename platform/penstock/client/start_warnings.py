@@ -1,4 +1,4 @@
-"""Warnings before a job starts: output of earlier runs, input that a resumed job does not read.
+"""Warnings before a job starts: output of earlier runs, output that may repeat rows, input that is not read.
 
 Used by `client.executors` at each submit. Only local folders are looked at.
 """
@@ -16,6 +16,7 @@ from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import JobGraph
 
 if TYPE_CHECKING:
+    from penstock.connector.sink import SinkSpec
     from penstock.connector.source import ListedOnceFactory, SourceSpec, SourceSplit
 
 
@@ -43,11 +44,14 @@ def earlier_output(graph: JobGraph, *, fresh: bool) -> list[str]:
 
 def _folders(graph: JobGraph) -> list[tuple[str, Path]]:
     """Return uid and folder of each sink that writes to a local folder."""
+    return [(uid, Path(spec.place)) for uid, spec in _sinks(graph) if spec.place.startswith("/")]
+
+
+def _sinks(graph: JobGraph) -> list[tuple[str, SinkSpec]]:
     from penstock.connector.sink import SinkSpec  # when a job starts over, not at each start of the command line
 
     sinks = [operator for vertex in graph.vertices for operator in vertex.operators if operator.kind == "sink"]
-    places = [(operator.uid, msgspec.convert(operator.config["sink"], SinkSpec).place) for operator in sinks]
-    return [(uid, Path(place)) for uid, place in places if place.startswith("/")]
+    return [(operator.uid, msgspec.convert(operator.config["sink"], SinkSpec)) for operator in sinks]
 
 
 def _files(folder: Path) -> int:
@@ -55,6 +59,15 @@ def _files(folder: Path) -> int:
         return sum(not entry.name.startswith(".") for entry in folder.iterdir())
     except OSError:  # the folder does not exist yet, or only the workers may read it
         return 0
+
+
+def repeated_output(graph: JobGraph) -> list[str]:
+    """Return a warning if the job has exactly-once sinks, but checkpoints that may count rows again."""
+    if graph.settings.checkpoint_mode == "exactly-once":
+        return []
+    uids = ", ".join(uid for uid, spec in _sinks(graph) if spec.delivery.startswith("exactly-once"))
+    text = "with checkpoint_mode='at-least-once', rows may count again in their output after a failure"
+    return [f"exactly-once sinks ({uids}): {text}"] if uids else []
 
 
 def unread_input(graph: JobGraph, *, fresh: bool) -> list[str]:

@@ -21,6 +21,8 @@ _HINT = "see the table of settings in the docs"
 _PATH = re.compile(r"at `\$\.([\w.]+)")
 _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3, "h": 3600e3, "d": 86400e3}
 MOST_SUBTASKS = 1 << 15
+#: Each one under way holds the rows of its changes in memory until they are uploaded.
+MOST_CONCURRENT_CHECKPOINTS = 32
 _MOST_MS, _MOST_PORT = 366 * 86_400_000, 65_535
 S = TypeVar("S", bound=msgspec.Struct)
 _UNITS_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
@@ -116,6 +118,10 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_timeout_ms: int = 600_000
     checkpoint_min_pause_ms: int = 0
     checkpoint_tolerated_failures: int = 0
+    #: `at-least-once`: barriers block no channel, so state may count rows again after a restore.
+    checkpoint_mode: Literal["exactly-once", "at-least-once"] = "exactly-once"
+    #: Checkpoints that may be under way at a time. Savepoints and stops are alone.
+    max_concurrent_checkpoints: int = 1
     #: The job restarts when no checkpoint completes for this long, regardless of the tolerated failures; 0 = off.
     checkpoint_max_age_ms: int = 0
     #: Barriers of checkpoints overtake rows that wait for a slow receiver; these rows become part of the checkpoint.
@@ -166,11 +172,17 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
             "aligned_checkpoint_timeout_ms": (0, _MOST_MS),
             "buffer_debloat_target_ms": (0, _MOST_MS),
             "retained_checkpoints": (1, MOST_SUBTASKS),
+            "max_concurrent_checkpoints": (1, MOST_CONCURRENT_CHECKPOINTS),
         }
         if self.checkpoint_interval_ms is not None:
             ranges["checkpoint_interval_ms"] = (1, _MOST_MS)
         if found := _out_of_range(self, ranges):
             return found
+        if self.unaligned_checkpoints and self.checkpoint_mode != "exactly-once":
+            return f"unaligned_checkpoints is true, but checkpoint_mode is {self.checkpoint_mode}"
+        if self.max_concurrent_checkpoints > 1 and (self.unaligned_checkpoints or self.checkpoint_min_pause_ms):
+            other = "unaligned_checkpoints" if self.unaligned_checkpoints else "checkpoint_min_pause_ms"
+            return f"max_concurrent_checkpoints is {self.max_concurrent_checkpoints}, but has to be 1 with {other}"
         return f"autoscaler.{self.autoscaler.fault}" if self.autoscaler.fault else ""
 
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from penstock.checkpoint.alignment import Abort, Alignment, Block, Overtake, Snapshot, StopCollecting, Unblock
-from penstock.core.elements import Barrier
+from penstock.core.elements import Barrier, BarrierKind
 
 END = "end"
 
@@ -27,8 +27,8 @@ def interleavings(sequences):
 class Driver:
     """Plays channels into an Alignment as a task does: a blocked channel is not read."""
 
-    def __init__(self, sequences):
-        self.alignment = Alignment(len(sequences))
+    def __init__(self, sequences, *, aligned=True):
+        self.alignment = Alignment(len(sequences), aligned=aligned)
         self.queues = [list(s) for s in sequences]
         self.blocked: set[int] = set()
         self.log: list = []
@@ -42,6 +42,8 @@ class Driver:
             self.apply(self.alignment.on_end_of_input(channel))
         elif isinstance(item, int):
             self.apply(self.alignment.on_barrier(channel, Barrier(item)))
+        elif isinstance(item, Barrier):
+            self.apply(self.alignment.on_barrier(channel, item))
         else:
             self.before[channel].append(item)
         return True
@@ -63,8 +65,8 @@ class Driver:
         assert self.blocked == set(self.alignment.blocked)
 
 
-def run(sequences, order):
-    driver = Driver(sequences)
+def run(sequences, order, *, aligned=True):
+    driver = Driver(sequences, aligned=aligned)
     pending = list(order)
     while pending:
         for index, channel in enumerate(pending):
@@ -144,7 +146,7 @@ def test_an_abort_known_before_the_barrier_comes():
     assert alignment.on_abort(1) == []
     assert alignment.on_barrier(0, Barrier(1)) == []
     assert alignment.on_barrier(1, Barrier(1)) == []
-    assert alignment.running is None
+    assert alignment.waiting == ()
 
 
 def test_one_channel_never_blocks():
@@ -215,3 +217,81 @@ def test_a_late_permit_leaves_a_newer_checkpoint_that_is_being_aligned():
     assert alignment.on_barrier(0, Barrier(2)) == [Block(0)]
     assert alignment.permit(1) == []
     assert alignment.on_barrier(1, Barrier(2)) == [Snapshot(Barrier(2)), Unblock((0, 1))]
+
+
+def orders(sequences):
+    return {tuple(channel for channel, _ in way) for way in interleavings(sequences)}
+
+
+def before(sequence, number):
+    """The rows of a channel before a barrier."""
+    place = next(at for at, item in enumerate(sequence) if getattr(item, "checkpoint_id", item) == number)
+    return tuple(item for item in sequence[:place] if isinstance(item, str) and item != END)
+
+
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        [["a", 1, "b", 2], ["x", 1, "y", 2]],
+        [["a", 1, 2, "b", 3], [1, "x", 2, 3]],
+        [["a", 1, END, 2], [1, "y", 2, END]],
+        [["a", 1], [1, "y"], ["z", 1]],
+    ],
+)
+def test_without_alignment_nothing_is_blocked_and_each_cut_has_at_least_the_rows_before_it(sequences):
+    numbers = sorted({item for s in sequences for item in s if isinstance(item, int)})
+    more = 0
+    for order in orders(sequences):
+        driver = Driver(sequences, aligned=False)
+        assert all(driver.step(channel) for channel in order)
+        assert [entry[0] for entry in driver.log] == numbers
+        assert driver.alignment.waiting == ()
+        for number, rows in driver.log:
+            needed = [before(sequence, number) for sequence in sequences]
+            assert all(cut[: len(wanted)] == wanted for cut, wanted in zip(rows, needed, strict=True))
+            more += sum(map(len, rows)) > sum(map(len, needed))
+    assert more
+
+
+def test_a_savepoint_is_aligned_also_where_checkpoints_are_not():
+    savepoint = Barrier(2, BarrierKind.SAVEPOINT)
+    sequences = [["a", 1, "b", savepoint, "c"], ["x", 1, "y", savepoint]]
+    for order in orders(sequences):
+        driver = run(sequences, order, aligned=False)
+        assert driver.log[-1] == (2, (("a", "b"), ("x", "y")))
+        assert [number for number, _ in driver.log] == [1, 2]
+        assert driver.blocked == set()
+
+
+@pytest.mark.parametrize("aborted", [1, 2])
+def test_without_alignment_an_abort_at_any_moment_leaves_the_other_cut(aborted):
+    sequences = [["a", 1, "b", 2], ["x", 1, "y", 2]]
+    other = 3 - aborted
+    for order in orders(sequences):
+        for moment in range(len(order) + 1):
+            driver = Driver(sequences, aligned=False)
+            for at, channel in enumerate(order):
+                if at == moment:
+                    driver.abort(aborted)
+                driver.step(channel)
+            assert other in [number for number, _ in driver.log]
+            assert driver.alignment.waiting == ()
+
+
+def test_without_alignment_a_channel_that_skips_a_barrier_gives_its_checkpoint_up():
+    alignment = Alignment(3, aligned=False)
+    assert alignment.on_barrier(0, Barrier(1)) == []
+    assert alignment.on_barrier(0, Barrier(2)) == []
+    assert alignment.waiting == (1, 2)
+    assert alignment.arrived == {0}
+    (abort,) = alignment.on_barrier(1, Barrier(2))
+    assert (abort.checkpoint_id, alignment.waiting) == (1, (2,))
+    assert alignment.on_barrier(2, Barrier(1)) == []
+    assert alignment.on_barrier(2, Barrier(2)) == [Snapshot(Barrier(2))]
+
+
+def test_aligned_barriers_of_two_checkpoints_are_cut_one_after_the_other():
+    sequences = [["a", 1, 2, "b"], [1, "x", 2]]
+    for order in orders(sequences):
+        driver = run(sequences, order)
+        assert driver.log == [(1, (("a",), ())), (2, (("a",), ("x",)))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from penstock.checkpoint.coordinator import (
@@ -323,10 +325,41 @@ def test_an_append_under_way_at_a_pause_is_answered_and_nothing_is_triggered_aft
     coordinator.ack(7, ALL[0], ack(ALL[0]))
     coordinator.ack(7, ALL[1], ack(ALL[1]))
     assert coordinator.pause(NEXT, "lost") == []
-    assert coordinator.current is not None
+    assert coordinator.under_way(7) is not None
     assert coordinator.appended(7, 10_000) == []
-    assert coordinator.current is None
+    assert coordinator.under_way(7) is None
     only(coordinator.start(20_000, resumed=True) or coordinator.tick(20_025), TriggerBarrier)
+
+
+@pytest.mark.parametrize("answered", ["appended", "failed"])
+def test_a_pause_aborts_all_but_the_append_under_way_and_no_other_follows(answered):
+    coordinator = make(max_concurrent=4, tolerated_failures=1)
+    coordinator.start(0)
+    for now in (100, 200, 300):
+        coordinator.tick(now)
+    only(all_acked(coordinator, 7), AppendCheckpoint)
+    assert all_acked(coordinator, 8) == [], "complete, waits for the append of 7"
+    coordinator.ack(9, ALL[1], ack(ALL[1]))
+    assert [command.pending.checkpoint_id for command in coordinator.pause(NEXT, "lost")] == [8, 9]
+    assert coordinator.ack(9, ALL[0], ack(ALL[0])) == []
+    assert coordinator.decline(9, ALL[0], "late", 350) == []
+    commands = coordinator.appended(7, 400) if answered == "appended" else coordinator.append_failed(7, "no", 400)
+    assert [type(command) for command in commands] == ([] if answered == "appended" else [AbortCheckpoint])
+    assert coordinator.oldest_id == coordinator.next_id == 10
+    assert coordinator.start(500, resumed=True) == []
+    assert only(coordinator.tick(525), TriggerBarrier).pending.expected == frozenset(NEXT)
+
+
+def test_a_pause_keeps_what_is_asked_for_and_ended():
+    coordinator = make(max_concurrent=2)
+    coordinator.start(0)
+    coordinator.tick(100)
+    coordinator.request(BarrierKind.CHECKPOINT, "asked", 110)
+    assert not coordinator.is_ending
+    assert coordinator.withdraw() == ((BarrierKind.CHECKPOINT, "asked"),)
+    assert [command.pending.request_id for command in coordinator.pause(NEXT, "lost")] == ["", ""]
+    coordinator.request(BarrierKind.STOP, "stop", 120)
+    assert coordinator.is_ending
 
 
 def test_requests_wait_for_the_end_of_a_pause():
@@ -345,3 +378,163 @@ def test_an_attempt_that_begins_again_has_its_input_before_it():
     coordinator.start(10, resumed=True)
     assert coordinator.input_ended(ALL[1], 11) == []
     assert only(coordinator.input_ended(NEXT[0], 12), TriggerBarrier).pending.final
+
+
+def all_acked(coordinator, number):
+    """Acknowledge a checkpoint by every subtask; return the commands of the last."""
+    coordinator.ack(number, ALL[0], ack(ALL[0]))
+    return coordinator.ack(number, ALL[1], ack(ALL[1]))
+
+
+def test_several_are_under_way_up_to_the_limit():
+    coordinator = make(max_concurrent=2)
+    coordinator.start(0)
+    assert only(coordinator.tick(100), TriggerBarrier).pending.checkpoint_id == 7
+    assert coordinator.wake_ms() == 200
+    assert only(coordinator.tick(200), TriggerBarrier).pending.checkpoint_id == 8
+    assert coordinator.tick(300) == []
+    assert coordinator.wake_ms() == 1100
+    assert only(complete(coordinator, 7, 310), TriggerBarrier).pending.checkpoint_id == 9
+    assert coordinator.oldest_id == 8
+
+
+def test_manifests_are_appended_one_after_another_in_order():
+    coordinator = make(max_concurrent=2)
+    coordinator.start(0)
+    coordinator.tick(100)
+    coordinator.tick(200)
+    assert only(all_acked(coordinator, 7), AppendCheckpoint).pending.checkpoint_id == 7
+    assert all_acked(coordinator, 8) == []
+    assert coordinator.tick(5000) == []  # complete ones do not time out
+    assert only(coordinator.appended(7, 5001), AppendCheckpoint).pending.checkpoint_id == 8
+
+
+def test_a_complete_checkpoint_subsumes_those_before_it():
+    coordinator = make(max_concurrent=3)
+    coordinator.start(0)
+    for now in (100, 200, 300):
+        coordinator.tick(now)
+    coordinator.ack(7, ALL[0], ack(ALL[0]))
+    abort, append = all_acked(coordinator, 8)
+    assert (abort.pending.checkpoint_id, abort.reason) == (7, "subsumed by checkpoint 8")
+    assert append.pending.checkpoint_id == 8
+    assert coordinator.ack(7, ALL[1], ack(ALL[1])) == []
+    assert coordinator.consecutive_failures == 0
+    assert coordinator.oldest_id == 8
+
+
+def test_the_request_of_a_subsumed_checkpoint_is_answered_by_a_later_one():
+    coordinator = make(max_concurrent=2)
+    coordinator.start(0)
+    coordinator.request(BarrierKind.CHECKPOINT, "mine", 0)
+    coordinator.tick(100)
+    abort, _append = all_acked(coordinator, 8)
+    assert abort.pending.request_id == ""
+    assert coordinator.requested == ((BarrierKind.CHECKPOINT, "mine"),)
+    assert only(coordinator.appended(8, 110), TriggerBarrier).pending.request_id == "mine"
+
+
+def test_an_append_that_fails_leaves_the_next_one():
+    coordinator = make(max_concurrent=2, tolerated_failures=1)
+    coordinator.start(0)
+    coordinator.tick(100)
+    coordinator.tick(200)
+    all_acked(coordinator, 7)
+    all_acked(coordinator, 8)
+    commands = coordinator.append_failed(7, "no answer", 210)
+    assert only(commands, AbortCheckpoint).pending.checkpoint_id == 7
+    assert only(commands, AppendCheckpoint).pending.checkpoint_id == 8
+
+
+def test_one_that_fails_or_times_out_leaves_the_others():
+    coordinator = make(max_concurrent=3, tolerated_failures=2)
+    coordinator.start(0)
+    coordinator.tick(100)
+    coordinator.tick(200)
+    only(coordinator.decline(8, ALL[0], "no", 250), AbortCheckpoint)
+    assert only(coordinator.tick(300), TriggerBarrier).pending.checkpoint_id == 9
+    assert only(coordinator.tick(1100), AbortCheckpoint).pending.checkpoint_id == 7
+    assert only(all_acked(coordinator, 9), AppendCheckpoint).pending.checkpoint_id == 9
+
+
+@pytest.mark.parametrize("kind", [BarrierKind.SAVEPOINT, BarrierKind.STOP, BarrierKind.DRAIN])
+def test_savepoints_and_stops_are_alone(kind):
+    coordinator = make(max_concurrent=3)
+    coordinator.start(0)
+    coordinator.tick(100)
+    coordinator.tick(200)
+    assert coordinator.request(kind, "r", 210) == []
+    assert coordinator.tick(300) == []
+    assert complete(coordinator, 7, 310) == []
+    assert only(complete(coordinator, 8, 320), TriggerBarrier).pending.kind is kind
+    assert coordinator.tick(500) == []
+
+
+def test_the_final_checkpoint_waits_for_those_under_way():
+    coordinator = make(max_concurrent=3)
+    coordinator.start(0)
+    coordinator.tick(100)
+    coordinator.tick(200)
+    for execution in ALL:
+        assert coordinator.input_ended(execution, 210) == []
+    assert complete(coordinator, 7, 220) == []
+    assert only(complete(coordinator, 8, 230), TriggerBarrier).pending.label == "final"
+
+
+def test_who_joins_gets_the_newest_under_way():
+    coordinator = make(max_concurrent=2)
+    coordinator.start(0)
+    coordinator.tick(100)
+    coordinator.tick(200)
+    assert coordinator.join("mine", 210) == []
+    assert coordinator.join("other", 211) == []
+    assert coordinator.under_way(8).request_id == "mine"
+    assert coordinator.under_way(7).request_id == "other"
+
+
+@pytest.mark.parametrize("fails", [(), (7,), (8,), (7, 8), (9,)])
+@pytest.mark.parametrize("answers", [1, 2, 6])
+def test_in_every_order_of_acks_the_log_has_complete_checkpoints_with_growing_ids(fails, answers):
+    """The append is answered after so many further acks."""
+    for order in itertools.permutations((number, execution) for number in (7, 8, 9) for execution in ALL):
+        coordinator = make(max_concurrent=3, tolerated_failures=9, interval_ms=None)
+        coordinator.start(0)
+        for number in (7, 8, 9):
+            trigger = only(coordinator.request(BarrierKind.CHECKPOINT, "", 0), TriggerBarrier)
+            assert trigger.pending.checkpoint_id == number
+        log, acked, appending = [], set(), []
+        for number, execution in order:
+            acked.add((number, execution))
+            commands = coordinator.ack(number, execution, ack(execution))
+            appending += [[c.pending, answers] for c in commands if is_append(c)]
+            settle(coordinator, appending, log, acked, fails)
+        while appending:
+            settle(coordinator, appending, log, acked, fails)
+        assert log == sorted(log)
+        assert log or fails
+        assert 9 in log or 9 in fails
+        assert coordinator.oldest_id == 10
+
+
+def is_append(command):
+    return isinstance(command, AppendCheckpoint)
+
+
+def settle(coordinator, appending, log, acked, fails):
+    """Let time pass for the append under way, and answer it when it is over."""
+    assert len(appending) <= 1
+    if not appending:
+        return
+    appending[0][1] -= 1
+    pending, left = appending[0]
+    if left:
+        return
+    appending.clear()
+    number = pending.checkpoint_id
+    assert {(number, execution) for execution in ALL} <= acked
+    if number in fails:
+        commands = coordinator.append_failed(number, "no answer", 0)
+    else:
+        log.append(number)
+        commands = coordinator.appended(number, 0)
+    appending += [[c.pending, 1] for c in commands if is_append(c)]

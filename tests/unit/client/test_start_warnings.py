@@ -1,11 +1,11 @@
-"""Before a job starts: files of earlier runs in its output, and input that a resumed job does not read."""
+"""Before a job starts: files of earlier runs in its output, output that may repeat rows, input that is not read."""
 
 import msgspec
 import pytest
 
 import penstock as ps
 from penstock.checkpoint.manifest_log import Manifest, encode_manifest, key_of
-from penstock.client.start_warnings import earlier_output, unread_input
+from penstock.client.start_warnings import earlier_output, repeated_output, unread_input
 from penstock.core.snapshot import OperatorStateSnapshot, SubtaskSnapshot
 from penstock_connectors.files import FileSink, FileSource
 
@@ -22,6 +22,13 @@ def graph(tmp_path):
     planned = env.job_graph("numbers")
     (tmp_path / "out").mkdir()
     return planned
+
+
+def test_exactly_once_output_that_may_repeat_rows_is_named(graph):
+    assert repeated_output(graph) == []
+    settings = msgspec.structs.replace(graph.settings, checkpoint_mode="at-least-once")
+    (line,) = repeated_output(msgspec.structs.replace(graph, settings=settings))
+    assert line.startswith("exactly-once sinks (out): with checkpoint_mode='at-least-once', rows may count again")
 
 
 def published(graph, tmp_path, name="part-out-1.parquet"):

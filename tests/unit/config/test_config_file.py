@@ -106,6 +106,22 @@ REFUSED = {
     "[job]\nparallelism = -1": ("job.parallelism is -1, but has to be from 1", "change"),
     "[job]\ncheckpoint_interval = '0s'": ("job.checkpoint_interval_ms is 0, but has to be from 1", "'5s'"),
     "[job]\nbuffer_debloat_target = -1": ("job.buffer_debloat_target_ms is -1000, but has to be from 0", "change"),
+    "[job]\nmax_concurrent_checkpoints = 33": (
+        "max_concurrent_checkpoints is 33, but has to be from 1 to 32",
+        "change",
+    ),
+    "[job]\nmax_concurrent_checkpoints = 2\ncheckpoint_min_pause = '1s'": (
+        "job.max_concurrent_checkpoints is 2, but has to be 1 with checkpoint_min_pause_ms",
+        "change",
+    ),
+    "[job]\nmax_concurrent_checkpoints = 2\nunaligned_checkpoints = true": (
+        "job.max_concurrent_checkpoints is 2, but has to be 1 with unaligned_checkpoints",
+        "change",
+    ),
+    "[job]\ncheckpoint_mode = 'at-least-once'\nunaligned_checkpoints = true": (
+        "job.unaligned_checkpoints is true, but checkpoint_mode is at-least-once",
+        "change",
+    ),
     "[job]\ncheckpoint_timeout = -5": ("job.checkpoint_timeout_ms is -5000, but has to be from 1", "change"),
     "[job\n": ("is not TOML", "line 1"),
 }

@@ -85,9 +85,10 @@ def with_region(graph: JobGraph, source: str, sink: str) -> JobGraph:
     return msgspec.structs.replace(graph, vertices=(*graph.vertices, *added), edges=(*graph.edges, edge))
 
 
-def acknowledge(world):
-    """Let all workers acknowledge the newest checkpoint: with `auto_ack` off, they do not by themselves."""
-    trigger = next(m for _, m in reversed(world.sent) if isinstance(m, msg.TriggerCheckpoint))
+def acknowledge(world, checkpoint_id=None):
+    """Let all workers acknowledge this checkpoint or the newest: with `auto_ack` off, they do not by themselves."""
+    triggers = [m for _, m in world.sent if isinstance(m, msg.TriggerCheckpoint)]
+    trigger = next(m for m in reversed(triggers) if checkpoint_id in (None, m.checkpoint_id))
     for worker in list(world.workers.values()):
         for ack in worker.acks(trigger):
             world.post(ev.WorkerReported(worker.worker_id, ack))

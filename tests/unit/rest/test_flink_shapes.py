@@ -107,6 +107,15 @@ def test_nothing_is_null(settings):
     assert [nulls(document) for document in documents] == [[] for _ in documents]
 
 
+def test_mode_and_number_of_checkpoints_have_the_names_of_flink():
+    shown = flink_checkpoints.checkpoint_config(JobSettings())
+    assert (shown["mode"], shown["max_concurrent"]) == ("exactly_once", 1)
+    shown = flink_checkpoints.checkpoint_config(
+        JobSettings(checkpoint_mode="at-least-once", max_concurrent_checkpoints=3)
+    )
+    assert (shown["mode"], shown["max_concurrent"]) == ("at_least_once", 3)
+
+
 def test_a_checkpoint_by_vertex_and_subtask():
     task = flink_checkpoints.checkpoint_detail(CHECKPOINT, DETAIL)["tasks"]["v"]
     assert (task["num_subtasks"], task["num_acknowledged_subtasks"], task["end_to_end_duration"]) == (3, 2, 22)

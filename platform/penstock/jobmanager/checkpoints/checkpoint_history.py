@@ -110,6 +110,8 @@ class CheckpointHistory:
     def __init__(self) -> None:
         """Start empty."""
         self._records: deque[_Record] = deque(maxlen=LIMIT)
+        #: Those that are complete or failed, in the order of their ends.
+        self._ended: deque[_Record] = deque(maxlen=LIMIT)
         self.completed = 0
         self.failed = 0
         self.restored = 0
@@ -137,6 +139,7 @@ class CheckpointHistory:
         if record is None or record.status != "IN_PROGRESS":
             return
         record.status, record.end_ms, record.sequence, record.path = "COMPLETED", now_ms, sequence, path
+        self._ended.append(record)
         paths = record.paths()
         record.objects = len(paths - self._paths) + 1
         self._paths = paths
@@ -158,6 +161,7 @@ class CheckpointHistory:
         if record is None or record.status != "IN_PROGRESS":
             return
         record.status, record.end_ms, record.failure = "FAILED", now_ms, reason
+        self._ended.append(record)
         self.failed += 1
         self._latest["failed"] = record.view()
 
@@ -202,9 +206,8 @@ class CheckpointHistory:
         return f"{failed.kind} {failed.id}: {failed.failure}" if failed is not None else ""
 
     def ended(self, count: int) -> tuple[CheckpointView, ...]:
-        """Return the last `count` completed or failed checkpoints, oldest first."""
-        over = [record for record in self._records if record.status != "IN_PROGRESS"]
-        return tuple(record.view() for record in over[len(over) - min(count, len(over)) :])
+        """Return the last `count` completed or failed checkpoints, in the order of their ends."""
+        return tuple(record.view() for record in tuple(self._ended)[max(0, len(self._ended) - count) :])
 
     def view(self, pending: tuple[int, int, int]) -> CheckpointsView:
         """Return the history as a view; `pending` is count, rows and bytes of output not known to be published."""

@@ -309,8 +309,8 @@ class Checkpointing:
         self.pending: dict[str, Committable] = {}
         #: Sequence of the newest checkpoint that `pending` reflects; 0 = none in this log.
         self.pending_as_of = 0
-        #: Published since the last manifest: an ack already on its way may still name them.
-        self._published: set[str] = set()
+        #: Published output, and the newest checkpoint triggered before: acks up to that one may still name it.
+        self._published: dict[str, int] = {}
         #: Requests without an answer, by id.
         self._requests: dict[str, _Request] = {}
         self._withheld = WithheldOutput()
@@ -359,7 +359,7 @@ class Checkpointing:
         self._next_id = max(self._next_id, plan.next_checkpoint_id)
         self._manifests = plan.history
         self._withheld = WithheldOutput(plan)
-        self._published = set()
+        self._published = {}
 
     def set_pending(self, pending: tuple[Committable, ...], uids: Collection[str] | None = None) -> None:
         """All recovered output, or that of these sinks, is committed except `pending` and that of a trial."""
@@ -387,6 +387,7 @@ class Checkpointing:
                 min_pause_ms=settings.checkpoint_min_pause_ms,
                 tolerated_failures=settings.checkpoint_tolerated_failures,
                 max_age_ms=settings.checkpoint_max_age_ms,
+                max_concurrent=settings.max_concurrent_checkpoints,
                 overtake_after_ms=settings.aligned_checkpoint_timeout_ms if settings.unaligned_checkpoints else None,
             ),
             [e.id for e in deployment.executions.values()],
@@ -402,12 +403,7 @@ class Checkpointing:
     @property
     def is_ending(self) -> bool:
         """Whether the last checkpoint is under way or requested: its barriers end the sources of all regions."""
-        coordinator = self._coordinator
-        if coordinator is None or self.final_checkpoint is not None:
-            return True
-        current = coordinator.current
-        final = current is not None and current.final
-        return final or any(kind.ends_job for kind, _ in coordinator.requested)
+        return self._coordinator is None or self.final_checkpoint is not None or self._coordinator.is_ending
 
     def pause(self, lost: Collection[str], reason: str, now_ms: int) -> list[CheckpointCommand]:
         """Trigger no checkpoint until `start`: some regions restart, and their workers `lost` are killed."""
@@ -580,24 +576,27 @@ class Checkpointing:
 
     def published(self, ids: tuple[str, ...]) -> list[CheckpointCommand]:
         """Handle output that sinks have published."""
-        self._published.update(ids)
+        newest = (self._coordinator.next_id if self._coordinator is not None else self._next_id) - 1
         for committable_id in ids:
+            self._published[committable_id] = newest
             self.pending.pop(committable_id, None)
         return self._advance_ending()
 
     def appended(self, entry: LogEntry, now_ms: int) -> list[CheckpointCommand]:
         """Handle a manifest that is in the log: the checkpoint is complete."""
         manifest, coordinator = entry.manifest, self._coordinator
-        current = coordinator.current if coordinator is not None else None
+        current = coordinator.under_way(manifest.checkpoint_id) if coordinator is not None else None
         path = f"{self._root.rstrip('/')}/{manifest.job_name}/{key_of(manifest.sequence)}"
         self.history.appended(manifest.checkpoint_id or 0, manifest.sequence, path, now_ms)
-        if coordinator is None or current is None or current.checkpoint_id != manifest.checkpoint_id:
+        if coordinator is None or current is None:
             return []  # its deployment has ended; the next one finds it in the log
         self._manifests = (*self._manifests, manifest)
         self.pending = {c.id: c for c in manifest.pending if c.id not in self._published}
         if manifest.kind == "checkpoint":
             self.pending_as_of = manifest.sequence
-        self._published.clear()
+        decided = coordinator.appended(current.checkpoint_id, now_ms)
+        oldest = coordinator.oldest_id
+        self._published = {known: newest for known, newest in self._published.items() if newest >= oldest}
         uri = self._uri_of(current)
         commands: list[CheckpointCommand] = []
         if current.kind is BarrierKind.SAVEPOINT:
@@ -610,7 +609,7 @@ class Checkpointing:
             request = current.request_id if current.kind.ends_job else ""
             self.final_checkpoint = FinalCheckpoint(manifest, uri if request else "", request, now_ms + timeout)
         commands += self._retain(now_ms)
-        commands += self._translate(coordinator.appended(current.checkpoint_id, now_ms), now_ms)
+        commands += self._translate(decided, now_ms)
         if current.request_id and current.kind is BarrierKind.CHECKPOINT:
             answer = OperationEnded(current.request_id, path, current.checkpoint_id)
             commands.append(self._answer(answer, manifest))

@@ -95,7 +95,7 @@ def checkpoint_spans(
         "checkpointId": view.id,
         "checkpointStatus": view.status,
         "checkpointType": _TYPES.get(view.kind, "Savepoint"),
-        "isUnaligned": False,
+        "isUnaligned": view.unaligned,
         "fullSize": view.state_bytes,
         "checkpointedSize": view.new_bytes,
         "subtasks": view.total,

@@ -32,11 +32,11 @@ def checkpoint_config(settings: JobSettings) -> Json:
     """Return the body of `/jobs/:id/checkpoints/config`."""
     interval_ms = settings.checkpoint_interval_ms
     return {
-        "mode": "exactly_once",
+        "mode": settings.checkpoint_mode.replace("-", "_"),
         "interval": _NEVER_MS if interval_ms is None else interval_ms,
         "timeout": settings.checkpoint_timeout_ms,
         "min_pause": settings.checkpoint_min_pause_ms,
-        "max_concurrent": 1,
+        "max_concurrent": settings.max_concurrent_checkpoints,
         "externalization": {"enabled": True, "delete_on_cancellation": False},
         "state_backend": settings.state_backend,
         "checkpoint_storage": settings.checkpoint_root,

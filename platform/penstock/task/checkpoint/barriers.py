@@ -73,16 +73,20 @@ class _AlignmentStart:
 class Barriers:
     """Processing of a checkpoint from its first barrier to the snapshot; times are monotonic milliseconds."""
 
-    def __init__(self, gate: InputGate | None, chain: Chain, clock: Clock, reports: TaskReports) -> None:
-        """Start without a checkpoint; `gate` is None for a source, where barriers begin."""
+    def __init__(
+        self, gate: InputGate | None, chain: Chain, clock: Clock, reports: TaskReports, *, aligned: bool = True
+    ) -> None:
+        """Start without a checkpoint; `gate` is None for a source, where barriers begin. `aligned`: see `Alignment`."""
         self._gate = gate
         self._chain = chain
         self._clock = clock
         self._reports = reports
-        self.alignment = Alignment(0 if gate is None else gate.channel_count)
+        self.alignment = Alignment(0 if gate is None else gate.channel_count, aligned=aligned)
         self._announced = AnnouncedBarrier()
-        #: State at the first barrier of the running checkpoint.
-        self._alignment_start: _AlignmentStart | None = None
+        #: State at the first barrier of each checkpoint that waits for other channels.
+        self._starts: dict[int, _AlignmentStart] = {}
+        #: Channels that are not read although no alignment blocks them: see `hold_back`.
+        self._held_back: frozenset[int] = frozenset()
         #: A drain that waits for operators with rows: its barrier, its start, and bytes processed and buffered.
         self._draining: tuple[Barrier, float, tuple[int, int]] | None = None
         #: The newest checkpoint whose barriers may overtake rows.
@@ -101,7 +105,7 @@ class Barriers:
         """Whether a barrier was announced, or waits for other channels or for rows."""
         if self._gate is None:
             return False
-        return self.alignment.running is not None or self._announced.pending or self._gate.barrier_waiting
+        return bool(self.alignment.waiting) or self._announced.pending or self._gate.barrier_waiting
 
     @property
     def draining(self) -> bool:
@@ -138,10 +142,24 @@ class Barriers:
 
     def on_barrier(self, channel: int, barrier: Barrier) -> None:
         """Handle a barrier of a channel."""
-        if self._alignment_start is None:
-            self._alignment_start = self._measure()
+        self._starts.setdefault(barrier.checkpoint_id, self._measure())
         self._settle()
         self._execute(self.alignment.on_barrier(channel, barrier))
+
+    def hold_back(self, *, limited: bool) -> None:
+        """Read channels after a barrier that does not block only while the sink is not `limited`.
+
+        A limited sink takes rows before a barrier alone. Without alignment the rows after it have no bound.
+        """
+        if self._gate is None or not (limited or self._held_back):
+            return
+        blocked = self.alignment.blocked
+        wanted = self.alignment.arrived - blocked if limited else frozenset()
+        for channel in wanted - self._held_back:
+            self._gate.block(channel)
+        for channel in self._held_back - wanted - blocked:
+            self._gate.unblock(channel)
+        self._held_back = wanted
 
     def on_end_of_input(self, channel: int) -> None:
         """Handle the end of a channel."""
@@ -173,8 +191,6 @@ class Barriers:
                 case Unblock(channels):
                     for channel in channels:
                         self._gate.unblock(channel)
-                    if self.alignment.running is None:
-                        self._alignment_start = None
                 case Snapshot(barrier):
                     self._complete(barrier)
                 case Overtake(barrier, passed):
@@ -183,12 +199,13 @@ class Barriers:
                     self._gate.stop_collecting()
                     self.give_up(checkpoint_id)
                 case Abort(checkpoint_id, reason):
-                    self._alignment_start = self._measure()
                     self._reports.declined(checkpoint_id, reason)
+        waiting = self.alignment.waiting
+        self._starts = {number: start for number, start in self._starts.items() if number in waiting}
 
     def _complete(self, barrier: Barrier) -> None:
         """Handle the end of alignment: all rows before the barrier were processed."""
-        first, byte_counts = self._end_alignment()
+        first, byte_counts = self._end_alignment(barrier)
         if barrier.kind is BarrierKind.DRAIN:
             self._draining = barrier, first.since_ms, byte_counts
             self.drain_if_ready()
@@ -200,15 +217,15 @@ class Barriers:
         self.take_snapshot(barrier, Aligned(self._clock.monotonic_ms() - since_ms, *byte_counts))
 
     def _take_overtaking(self, barrier: Barrier, passed: frozenset[int]) -> None:
-        first, byte_counts = self._end_alignment()
+        first, byte_counts = self._end_alignment(barrier)
         self._announced.resolve(barrier.checkpoint_id)
         aligned = Aligned(self._clock.monotonic_ms() - first.since_ms, *byte_counts)
         self._collected = self.overtake(barrier, aligned, passed)
 
-    def _end_alignment(self) -> tuple[_AlignmentStart, tuple[int, int]]:
+    def _end_alignment(self, barrier: Barrier) -> tuple[_AlignmentStart, tuple[int, int]]:
         """Return the state at the first barrier, and the bytes processed and buffered since."""
         now, buffered = self._measure(), 0 if self._gate is None else self._gate.bytes_blocked
-        first, self._alignment_start = self._alignment_start or now, None
+        first = self._starts.pop(barrier.checkpoint_id, now)
         return first, (now.bytes_in - first.bytes_in, buffered)
 
     def _measure(self) -> _AlignmentStart:

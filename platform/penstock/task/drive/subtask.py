@@ -88,7 +88,10 @@ class Subtask:
         self._outputs = list(environment.network.create_outputs(deployment, wake))
         self._chain = build_chain(deployment, environment, self._outputs)
         self._batch_sizer = BatchSizer(self._chain, deployment.operators, self._clock)
-        self._barriers = Barriers(self._gate, self._chain, self._clock, self.reports)
+        aligned = deployment.settings.checkpoint_mode == "exactly-once"
+        self._barriers = Barriers(self._gate, self._chain, self._clock, self.reports, aligned=aligned)
+        #: Whether rows after a barrier could come without bound while the sink is at its limit.
+        self._holds_back = self._gate is not None and not aligned
         self._barriers.take_snapshot = self._take_snapshot
         self._barriers.overtake = self._overtake
         self._overtakes = self._gate is not None and self._gate.overtakes
@@ -257,6 +260,8 @@ class Subtask:
         return self._chain.emit_ready(past_limits=last or (not self._chain.available and self._barriers.pending))
 
     def _take_input(self, now: float) -> StepResult:
+        if self._holds_back:
+            self._barriers.hold_back(limited=not self._chain.available)
         if not self._accepts_rows():
             if self._gate is None:
                 self._chain.poll(backpressured=True)
@@ -425,10 +430,9 @@ class Subtask:
         self._chain.notify_aborted(checkpoint_id)
 
     def _give_up(self) -> None:
-        """Abort a checkpoint that waits for barriers: channels would be blocked, or rows kept, until the next one."""
-        running = self._barriers.alignment.running
-        if running is not None:
-            self._abort(running.checkpoint_id)
+        """Abort checkpoints that wait for barriers: channels would be blocked, or rows kept, until the next one."""
+        for checkpoint_id in self._barriers.alignment.waiting:
+            self._abort(checkpoint_id)
         if self._overtaken is not None and not self._overtaken.complete:
             self._abort(self._overtaken.checkpoint_id)
 

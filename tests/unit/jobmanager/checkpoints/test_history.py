@@ -42,6 +42,11 @@ def ack(subtask, *paths, staged=(), sync_ms=0.0):
 
 
 def completed(history, checkpoint_id, *acks):
+    triggered(history, checkpoint_id, *acks)
+    history.appended(checkpoint_id, checkpoint_id, "m", 10)
+
+
+def triggered(history, checkpoint_id, *acks):
     expected = [ExecutionId(vertex_id="v", subtask=i, attempt=0) for i in range(len(acks))]
     pending = SimpleNamespace(
         checkpoint_id=checkpoint_id,
@@ -51,7 +56,16 @@ def completed(history, checkpoint_id, *acks):
         acks=dict(zip(expected, acks, strict=True)),
     )
     history.triggered(pending)
-    history.appended(checkpoint_id, checkpoint_id, "m", 10)
+
+
+def test_checkpoints_are_listed_in_the_order_of_their_ends():
+    history = CheckpointHistory()
+    for number in (1, 2, 3):
+        triggered(history, number, ack(0))
+    history.aborted(2, "declined", 10)
+    history.appended(1, 1, "m", 11)
+    assert [view.id for view in history.ended(1)] == [1]
+    assert [(view.id, view.status) for view in history.ended(9)] == [(2, "FAILED"), (1, "COMPLETED")]
 
 
 def test_an_object_counts_for_the_checkpoint_that_wrote_it():

@@ -48,6 +48,23 @@ def test_output_stays_in_every_manifest_until_it_is_reported_published(world_of)
     assert {c.id for c in first.pending} < {c.id for c in second.pending}
 
 
+def test_published_output_is_in_no_later_manifest_though_a_barrier_passed_before(world_of, graph_of):
+    world = world_of(graph_of(max_concurrent_checkpoints=3))
+    world.auto_ack = False
+    world.start().pass_time(3500)
+    triggers = {m.checkpoint_id: m for _, m in world.sent if isinstance(m, msg.TriggerCheckpoint)}
+    acks = {
+        number: [(worker.worker_id, ack) for worker in world.workers.values() for ack in worker.acks(trigger)]
+        for number, trigger in sorted(triggers.items())
+    }
+    assert list(acks) == [1, 2, 3]
+    for worker_id, ack in [of for number in (1, 2, 3) for of in acks[number]]:
+        world.post(ev.WorkerReported(worker_id, ack))
+    assert [{c.checkpoint_id for c in m.pending} for m in world.manifests()] == [{1}, {2}, {3}]
+    assert world.master.checkpointing.pending == {}
+    assert set(world.output.values()) == {1}
+
+
 def test_no_checkpoint_before_the_sources_know_their_splits(world_of):
     world = world_of()
     world.hold_discovery = True

@@ -98,6 +98,33 @@ def test_the_checkpoint_under_way_is_aborted_and_the_next_one_has_the_present_ex
     assert {len(m.subtasks) for m in world.manifests()} == {4}
 
 
+def test_all_checkpoints_under_way_are_aborted_and_output_that_waited_for_them_is_in_the_next_one(regions_of):
+    """The first is being appended, the second waits for that with all its acks, the third has none."""
+    world = regions_of(max_concurrent_checkpoints=3)
+    held, append, world.auto_ack = [], world._append, False
+    world._append = lambda *manifest: held.append(manifest)
+    world.pass_time(3500)
+    acknowledge(world, 1)
+    acknowledge(world, 2)
+    kept, lost = worker_of(world, SOURCE_2), worker_of(world, SOURCE)
+    world.kill(lost)
+    assert [m.checkpoint_id for m in told(world, kept, msg.CheckpointAborted)] == [2, 3]
+    world._append = append
+    append(*held.pop())
+    world.post(ev.Tick()).pass_time(DELAY_MS)
+    triggers = {m.checkpoint_id: m for m in told(world, kept, msg.TriggerCheckpoint)}
+    for ack in (ack for number in (2, 3) for ack in world.workers[kept].acks(triggers[number])):
+        world.post(ev.WorkerReported(kept, ack))
+    assert [m.checkpoint_id for m in world.manifests()] == [1], "late acks of aborted checkpoints"
+    assert {t.restored_checkpoint for t in world.workers[worker_of(world, SOURCE)].tasks} == {1}
+    world.deaf.add(msg.CheckpointCompleted)
+    world.auto_ack = True
+    world.pass_time(1000)
+    owed = {(c.uid, c.checkpoint_id) for c in world.manifests()[-1].pending}
+    assert [m.checkpoint_id for m in world.manifests()] == [1, 4]
+    assert owed == {("out", 4), ("out-2", 2), ("out-2", 3), ("out-2", 4)}, "the region repeats its own"
+
+
 def test_no_checkpoint_is_triggered_while_a_region_restarts(regions_of):
     world = regions_of(restart=RestartStrategy(kind="fixed-delay", delay_ms=20_000, attempts=9)).pass_time(1500)
     world.kill(worker_of(world, SOURCE)).pass_time(10_000)

@@ -81,9 +81,11 @@ def test_steps_are_laid_out_backwards_from_the_ack_and_never_begin_before_the_tr
         vertex_id="v", subtask=3, ack_ms=1100, state_bytes=7, new_bytes=5, alignment_ms=60.0, sync_ms=10.0,
         async_ms=40.0, processed_bytes=2, buffered_bytes=1,
     )  # fmt: skip
-    view = CheckpointView(id=9, kind="savepoint", status="COMPLETED", trigger_ms=1005, end_ms=1200, subtasks=(part,))
+    view = CheckpointView(
+        id=9, kind="savepoint", status="COMPLETED", trigger_ms=1005, end_ms=1200, subtasks=(part,), unaligned=True
+    )
     whole, own, *steps = checkpoint_spans(view, (context_of("x", None), None), None, {})
-    assert whole.attributes["checkpointType"] == "Savepoint"
+    assert (whole.attributes["checkpointType"], whole.attributes["isUnaligned"]) == ("Savepoint", True)
     assert [(s.name, s.start_ms, s.end_ms) for s in steps] == [
         ("Upload", 1070, 1100), ("Synchronous", 1060, 1070), ("Alignment", 1005, 1060),
     ]  # fmt: skip
