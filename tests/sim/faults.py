@@ -77,6 +77,10 @@ SEEN = (
     "changes-spilled",
     "remote-fetch",
     "remote-pieces-came",
+    "checkpoints-overlapping",
+    "checkpoint-subsumed",
+    "rows-after-barrier",
+    "rows-counted-again",
     "rows-overtaken",
     "overtaken-rows-restored",
 )

@@ -86,7 +86,7 @@ class Leader:
         self._handling = False
         self._where: dict[str, str] = {}
         self._wake_token = 0
-        self._last_abort = 0
+        self._last_abort = self._last_trigger = 0
 
     # --- begin and end ------------------------------------------------------------------------------------------------
 
@@ -366,6 +366,12 @@ class Leader:
         elif region is None and before is not None and master.deployment is not None:
             self.world.swarm.seen("region-restarted", int(master.deployment.running))
 
+    def _count_trigger(self, checkpoint_id: int) -> None:
+        coordinator = self.master.checkpointing._coordinator if self.master is not None else None
+        if coordinator is not None and checkpoint_id > self._last_trigger:
+            self._last_trigger = checkpoint_id
+            self.world.swarm.seen("checkpoints-overlapping", len(coordinator._pending) > 1)
+
     def _count_abort(self, checkpoint_id: int) -> None:
         if checkpoint_id == self._last_abort or self.master is None:
             return
@@ -374,6 +380,8 @@ class Leader:
         record = self.master.checkpointing.history._find(checkpoint_id)
         if record is not None and record.failure.startswith("not complete after"):
             self.world.swarm.seen("checkpoint-timed-out")
+        elif record is not None and record.failure.startswith("subsumed"):
+            self.world.swarm.seen("checkpoint-subsumed")
 
     def _count(self, report: msg.WorkerReport) -> None:
         swarm = self.world.swarm
@@ -428,6 +436,7 @@ class Leader:
             self._count_abort(message.checkpoint_id)
         elif isinstance(message, msg.TriggerCheckpoint):
             self.world.checks.triggered(message.run_id, message.checkpoint_id, message.generation)
+            self._count_trigger(message.checkpoint_id)
         if session is None:
             return
         data, manager = msg.encode(message), session.manager

@@ -19,6 +19,7 @@ from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
 
 from penstock.checkpoint.alignment import Alignment, Snapshot
+from penstock.checkpoint.coordinator import AppendCheckpoint, CheckpointCoordinator
 from penstock.checkpoint.manifest_log import ManifestLog
 from penstock.checkpoint.retention import files_of
 from penstock.connector.sink import SinkContext
@@ -197,6 +198,8 @@ def _only_last_segment(patch: Patch) -> None:
 
 
 def _barrier_not_aligned(patch: Patch) -> None:
+    """The first barrier is enough: rows before the others are not in the snapshot, and their sources are after them."""
+
     def first_counts(self: Alignment, _channel: int, barrier: Any) -> Any:
         if barrier.checkpoint_id <= self._newest:
             return []
@@ -338,6 +341,52 @@ def _watermark_overtakes_restored(patch: Patch) -> None:
     patch.setattr(InputGate, "poll", last)
 
 
+def _later_ack_counts(patch: Patch) -> None:
+    """What a subtask acknowledges counts for the oldest checkpoint under way, whichever it was for."""
+    ack = CheckpointCoordinator.ack
+
+    def for_oldest(self: CheckpointCoordinator, checkpoint_id: int, execution: Any, given: Any) -> Any:
+        return ack(self, min(checkpoint_id, self.oldest_id), execution, given)
+
+    patch.setattr(CheckpointCoordinator, "ack", for_oldest)
+
+
+def _older_appended_later(patch: Patch) -> None:
+    """Each checkpoint is appended when it is complete, also after a newer one."""
+
+    def at_once(self: CheckpointCoordinator) -> Any:
+        ready = [p for p in self._pending.values() if p.complete and not p.appending]
+        for pending in ready:
+            pending.appending = True
+        return [AppendCheckpoint(pending) for pending in ready]
+
+    patch.setattr(CheckpointCoordinator, "_append_next", at_once)
+
+
+def _subsumed_output_dropped(patch: Patch) -> None:
+    """The output of a checkpoint that a later one subsumes is dropped, as if it had failed for good."""
+    abort, owed, aborted = Checkpointing._abort, Checkpointing._uncommitted, SinkOperator.notify_aborted
+    subsumed: set[tuple[str, int]] = set()
+
+    def noting(self: Checkpointing, pending: Any, reason: str, now_ms: int) -> Any:
+        if reason.startswith("subsumed"):
+            subsumed.add((self._running().ids.run_id, pending.checkpoint_id))
+        return abort(self, pending, reason, now_ms)
+
+    def without(self: Checkpointing, pending: Any) -> Any:
+        return tuple(c for c in owed(self, pending) if (c.run_id, c.checkpoint_id) not in subsumed)
+
+    def dropping(self: SinkOperator, checkpoint_id: int) -> None:
+        entries = self._pending._entries
+        if (self._context.run_id, checkpoint_id) in subsumed:
+            self._pending.published([key for key, e in entries.items() if e.committable.checkpoint_id == checkpoint_id])
+        aborted(self, checkpoint_id)
+
+    patch.setattr(Checkpointing, "_abort", noting)
+    patch.setattr(Checkpointing, "_uncommitted", without)
+    patch.setattr(SinkOperator, "notify_aborted", dropping)
+
+
 _STAGES = [Phase(1, "cancel"), Phase(2, "cancel"), Phase(1, "cancel"), Phase(1, "finish")]
 _LONG = {"input_ms": 3000.0, "size_ms": 400, "slide_ms": 400, "inline_bytes": 0, "phases": [Phase(2, "finish")]}
 _HASTY = {"checkpoint_interval_ms": 40, "checkpoint_timeout_ms": 60}
@@ -361,6 +410,10 @@ _OVERTAKING = {
     "checkpoint_interval_ms": 40,
     "sink_pending_max_epochs": 1000,
 }
+
+#: Checkpoints overlap, and acknowledgements of the older ones come last.
+_OVERLAPPING = {"checkpoint_interval_ms": 20, "max_concurrent_checkpoints": 4, "checkpoint_timeout_ms": 800}
+_LATE_ACKS = {"ack-late": 0.3}
 
 MUTANTS = (
     Mutant(
@@ -398,6 +451,17 @@ MUTANTS = (
         {**_SLOW, "phases": [Phase(3, "finish")]},
         {"checkpoint_interval_ms": 40},
     ),
+    Mutant(
+        "first barrier enough without alignment",
+        _barrier_not_aligned,
+        {"frames-delayed": 0.15},
+        {"worker-killed": 1.0},
+        {**_SLOW, "phases": [Phase(3, "finish")]},
+        {"checkpoint_interval_ms": 40, "checkpoint_mode": "at-least-once"},
+    ),
+    Mutant("ack counts for an older checkpoint", _later_ack_counts, _LATE_ACKS, _CRASHES, _SLOW, _OVERLAPPING),
+    Mutant("older checkpoint appended later", _older_appended_later, _LATE_ACKS, {}, _SLOW, _OVERLAPPING),
+    Mutant("output of a subsumed checkpoint dropped", _subsumed_output_dropped, _LATE_ACKS, {}, _SLOW, _OVERLAPPING),
     Mutant(
         "rows pass after a barrier",
         _block_ignored,

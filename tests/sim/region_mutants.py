@@ -20,7 +20,6 @@ from penstock.operators.sources.source_operator import SourceOperator
 
 _KILLS = {"worker-killed": 1.0}
 _SLOW = {"input_ms": 1500.0, "phases": [Phase(1, "finish")]}
-_OFTEN = {"checkpoint_interval_ms": 40}
 
 
 def _acks_of_the_killed(patch: Patch) -> None:
@@ -41,6 +40,32 @@ def _acks_of_the_killed(patch: Patch) -> None:
 
     patch.setattr(CheckpointCoordinator, "pause", go_on)
     patch.setattr(CheckpointCoordinator, "ack", of_any_attempt)
+
+
+def _newest_aborted(patch: Patch) -> None:
+    """One checkpoint is aborted, as if no other could be under way: the killed executions may be part of the others."""
+    pause = CheckpointCoordinator.pause
+
+    def newest_alone(self: CheckpointCoordinator, executions: Any, reason: str) -> list[Any]:
+        kept = dict(list(self._pending.items())[:-1])
+        aborted = pause(self, executions, reason)
+        self._pending |= kept
+        return [abort for abort in aborted if abort.pending.checkpoint_id not in kept]
+
+    patch.setattr(CheckpointCoordinator, "pause", newest_alone)
+
+
+def _complete_appended(patch: Patch) -> None:
+    """A checkpoint that waits for an append is appended after it, though the region may have read the log."""
+    pause = CheckpointCoordinator.pause
+
+    def complete_kept(self: CheckpointCoordinator, executions: Any, reason: str) -> list[Any]:
+        kept = {number: pending for number, pending in self._pending.items() if pending.complete}
+        aborted = pause(self, executions, reason)
+        self._pending |= kept
+        return [abort for abort in aborted if abort.pending.checkpoint_id not in kept]
+
+    patch.setattr(CheckpointCoordinator, "pause", complete_kept)
 
 
 def _without_the_region(patch: Patch) -> None:
@@ -105,14 +130,26 @@ def _append_not_awaited(patch: Patch) -> None:
     patch.setattr(Checkpointing, "knows_newest", lambda _self, _plan: True)
 
 
-def _mutant(name: str, plant: Callable[[Patch], None], points: dict[str, float], strikes: dict[str, float]) -> Mutant:
-    return Mutant(name, plant, points, strikes, _SLOW, {"checkpoint_interval_ms": 40}, regions=3)
+def _mutant(
+    name: str, plant: Callable[[Patch], None], points: dict[str, float], likely: int = 1, **settings: Any
+) -> Mutant:
+    settings = {"checkpoint_interval_ms": 40, **settings}
+    return Mutant(name, plant, points, _KILLS, _SLOW, settings, regions=3, likely=likely)
+
+
+#: Checkpoints overlap, and acknowledgements of the older ones come last.
+_OVERLAPPING = {"checkpoint_interval_ms": 20, "max_concurrent_checkpoints": 3, "checkpoint_min_pause_ms": 0}
 
 
 REGIONS = (
-    _mutant("acks of killed executions count", _acks_of_the_killed, {"upload-delayed": 0.4, "ack-late": 0.3}, _KILLS),
-    _mutant("a checkpoint without the region that restarts", _without_the_region, {}, _KILLS),
-    _mutant("the sources of other regions reset", _other_sources_reset, {}, _KILLS),
-    _mutant("the output of killed sinks not resolved", _output_not_resolved, {"kill-before-init": 0.3}, {}),
-    _mutant("a region below its published output", _append_not_awaited, {}, _KILLS),
+    _mutant("acks of killed executions count", _acks_of_the_killed, {"upload-delayed": 0.4, "ack-late": 0.3}, 12),
+    _mutant("a checkpoint without the region that restarts", _without_the_region, {}),
+    _mutant("only the newest checkpoint aborted", _newest_aborted, {"ack-late": 0.3}, 2, **_OVERLAPPING),
+    _mutant("a complete checkpoint appended later", _complete_appended, {"upload-delayed": 0.4}, 15, **_OVERLAPPING),
+    _mutant("the sources of other regions reset", _other_sources_reset, {}),
+    _mutant("other regions repeat without alignment", _other_sources_reset, {}, checkpoint_mode="at-least-once"),
+    replace(
+        _mutant("the output of killed sinks not resolved", _output_not_resolved, {"kill-before-init": 0.3}), strikes={}
+    ),
+    _mutant("a region below its published output", _append_not_awaited, {}),
 )

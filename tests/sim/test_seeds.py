@@ -69,6 +69,10 @@ LEAST = {
     "changes-spilled": 750,
     "remote-fetch": 320,
     "remote-pieces-came": 130,
+    "checkpoints-overlapping": 30,
+    "checkpoint-subsumed": 2,
+    "rows-after-barrier": 15,
+    "rows-counted-again": 1,
     "rows-overtaken": 60,
     "overtaken-rows-restored": 16,
 }

@@ -21,6 +21,8 @@ from penstock.state.memory.limits import PRODUCTION, StateLimits
 JOB = "sim"
 INPUT, OUTPUT = "orders", "totals"
 _MS = 1000
+#: The users of region n have numbers from n times this.
+USERS_OF_A_REGION = 1000
 #: (user, amount, event time in us).
 Row = tuple[int, int, int]
 
@@ -124,13 +126,27 @@ class Plan:
         while len(self.rows) < regions:
             self.rows.append(_partition(chance, 60, 8, self.bound_ms))
         for partition, rows in enumerate(self.rows):
-            first = 1000 * (partition % regions)
+            first = USERS_OF_A_REGION * (partition % regions)
             self.rows[partition] = [(first + user, amount, time) for user, amount, time in rows]
+
+    def draw_checkpoints(self, chance: random.Random) -> None:
+        """Draw how many checkpoints are under way at a time, and whether their barriers block channels."""
+        if self.settings["unaligned_checkpoints"]:
+            return
+        self.settings["max_concurrent_checkpoints"] = chance.choice([1, 2, 3])
+        if self.settings["max_concurrent_checkpoints"] > 1:
+            self.settings["checkpoint_min_pause_ms"] = 0
+        self.settings["checkpoint_mode"] = chance.choice(["exactly-once", "at-least-once"])
 
     @property
     def topics(self) -> dict[str, list[list[Row]]]:
         """The partitions of each region's topic."""
         return {INPUT if r == 0 else f"{INPUT}-{r}": self.rows[r :: self.regions] for r in range(self.regions)}
+
+    @property
+    def aligned(self) -> bool:
+        """Whether the output has each row once; else at least once."""
+        return self.settings.get("checkpoint_mode") != "at-least-once"
 
     def graph(self, phase: Phase, root: str) -> JobGraph:
         """The job as it is submitted in a phase."""
