@@ -32,3 +32,10 @@ def end_jobs(client, besides=()):
             if client.job(job["jid"])["state"] not in TERMINAL:
                 raise
         client.job_after(job["jid"], _END_MS)
+
+
+def overlapping(history):
+    """The completed checkpoints that began before the one before them was complete."""
+    done = sorted((entry for entry in history if entry["status"] == "COMPLETED"), key=lambda entry: entry["id"])
+    ends = [entry["trigger_timestamp"] + entry["end_to_end_duration"] for entry in done]
+    return [entry["id"] for entry, end in zip(done[1:], ends, strict=False) if entry["trigger_timestamp"] < end]
