@@ -1,12 +1,14 @@
 """Columns of row state: values come back bit by bit."""
 
+import datetime as dt
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from penstock.kernels.keys.key_columns import value_column
 from penstock.state.keys.column_store import new_store
-from penstock.state.tables.value_table import plain_values
+from penstock.state.tables.value_table import plain_values, python_values
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.float16()])
@@ -19,3 +21,15 @@ def test_floats_keep_the_sign_of_zero_and_nulls(kind):
     assert found.null_count == 1
     assert np.signbit(found.slice(0, 2).to_numpy()).tolist() == [True, False]
     assert str(plain_values(column.array(np.arange(4, dtype=np.int32)))) == "[-0.0, 0.0, nan, 1.5]"
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+@pytest.mark.parametrize("zone", ["UTC", None])
+def test_times_are_those_of_arrow(unit, zone):
+    tz = None if zone is None else dt.UTC
+    moments = [dt.datetime(1, 1, 1), dt.datetime(1969, 12, 31, 23, 59, 59, 999_999), dt.datetime.max]
+    given = pa.array([moment.replace(tzinfo=tz) for moment in moments], pa.timestamp("us", zone))
+    array = given.cast(pa.timestamp(unit, zone), safe=False)
+    found = python_values(array)
+    assert found == array.to_pylist()
+    assert {value.tzinfo for value in found} == {tz}

@@ -35,14 +35,20 @@ if TYPE_CHECKING:
     from penstock.state.log.ttl import Ttl
     from penstock.state.tables.key_space import RowSpace
 
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
 
 def python_values(array: pa.Array) -> list[Any]:
     """Return an array as Python values; timestamps via numpy, which is five times faster."""
-    if pt.is_timestamp(array.type) and array.type.tz in ("UTC", None) and array.null_count == 0:
-        naive: list[Any] = array.to_numpy(zero_copy_only=False).astype("datetime64[us]").tolist()
-        return naive if array.type.tz is None else [value.replace(tzinfo=dt.UTC) for value in naive]
-    values: list[Any] = array.to_pylist()
-    return values
+    if not pt.is_timestamp(array.type) or array.type.tz not in ("UTC", None) or array.null_count:
+        values: list[Any] = array.to_pylist()
+        return values
+    times = array.to_numpy(zero_copy_only=False).astype("datetime64[us]")
+    if array.type.tz is None:
+        naive: list[Any] = times.tolist()
+        return naive
+    # a sixth of the time of `replace(tzinfo=...)`
+    return list(map(_EPOCH.__add__, times.view("timedelta64[us]").tolist()))
 
 
 def plain_values(array: pa.Array) -> list[Any]:
