@@ -26,6 +26,8 @@ COMBINED = 1 << 16
 _SORTED_ROWS, _SORTED_BYTES = 1 << 19, 64 << 20
 #: Most rows and bytes of a packet. A receiver holds the packets that overlap in time.
 _PACKET_ROWS, _PACKET_BYTES = 1 << 13, 4 << 20
+#: Most bytes that a receiver merges at a time, apart from the last packet.
+MERGED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,29 +198,30 @@ class _Run:
 class Merger:
     """Merges the packets of one part, given in the order of `Packet.place`."""
 
-    def __init__(self, schemas: Mapping[int, pa.Schema], batch_rows: int) -> None:
-        """Return rows in batches of about `batch_rows`; `schemas` are those of the edges."""
+    def __init__(self, schemas: Mapping[int, pa.Schema], batch_rows: int, batch_bytes: int = MERGED_BYTES) -> None:
+        """Return rows in batches of about `batch_rows` or `batch_bytes`; `schemas` are those of the edges."""
         self._schemas = schemas
-        self._batch_rows = batch_rows
+        self._batch_rows, self._batch_bytes = batch_rows, batch_bytes
         #: Sorted by edge, sender and number: the order of rows of one time.
         self._runs: list[_Run] = []
-        #: Rows since the last merge.
-        self._new = 0
+        #: Rows and bytes since the last merge.
+        self._new = self._new_bytes = 0
 
     def add(self, packet: Packet) -> Iterator[OrderedRows]:
         """Take a packet; yield rows that no later packet can precede."""
         run = _Run(packet, self._schemas[packet.edge])
-        if self._new >= self._batch_rows:
+        if self._new >= self._batch_rows or self._new_bytes >= self._batch_bytes:
             yield from self._merge(packet.first, run.key)
         bisect.insort(self._runs, run, key=_key_of)
         self._new += len(run)
+        self._new_bytes += len(packet.data)
 
     def rest(self) -> Iterator[OrderedRows]:
         """Yield all rows that are left."""
         yield from self._merge(None, ())
 
     def _merge(self, first: int | None, key: tuple[int, ...]) -> Iterator[OrderedRows]:
-        self._new = 0
+        self._new = self._new_bytes = 0
         limit = np.iinfo(np.int64).max if first is None else first
         # packets come in the order of their first time, then of their key
         parts = [run.before(limit, inclusive=first is None or run.key < key) for run in self._runs]

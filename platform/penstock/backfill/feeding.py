@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.backfill.exchange import COMBINED, OrderedRows, joined
+from penstock.backfill.stages import STATELESS
 from penstock.core.schema import schema_from_text
 from penstock.graph.job_graph import KeyGroup, OperatorSpec
 from penstock.kernels.keys.hashing import hash_columns
@@ -23,6 +24,8 @@ _TWO_INPUTS = frozenset({"co_process", *_JOINS})
 _BEHIND, _BEHIND_OF_SESSIONS = 1, 2
 #: Most rows at a time if timers have to fire between rows.
 _TIMED_ROWS = 1024
+#: Batches taken as one if keys are processed one after the other: state is then loaded less often.
+_BATCHES_BY_KEY = 4
 
 
 class RowReceiver(Protocol):
@@ -38,6 +41,9 @@ class RowReceiver(Protocol):
 
     def feed(self, rows: pa.RecordBatch, edge: int) -> None:
         """Take rows of one input."""
+
+    def feed_ordered(self, rows: pa.RecordBatch, edge: int, watermark: int) -> None:
+        """Take rows of one input for a function with timers, and advance event time."""
 
     def advance(self, watermark: int) -> None:
         """Advance event time."""
@@ -55,9 +61,23 @@ class Feeding:
         self._behind = _BEHIND_OF_SESSIONS if any(map(_has_sessions, stage.vertex.operators)) else _BEHIND
         same = all(schema.equals(self._schemas[0]) for schema in self._schemas)
         self._one_stream = kind not in _TWO_INPUTS and same
+        behind = stage.vertex.operators[1:]
+        #: Whether keys may be processed one after the other: what follows takes rows in any order of keys.
+        self._by_key = kind == "process" and same and all(operator.kind in STATELESS for operator in behind)
+
+    def batch_rows(self, usual: int) -> int:
+        """Return how many rows the stage takes at a time."""
+        return usual * _BATCHES_BY_KEY if self._by_key else usual
 
     def feed(self, part: RowReceiver, rows: OrderedRows) -> None:
-        """Feed rows in canonical order, with event time just before theirs, then just before the last row's."""
+        """Feed rows in canonical order, with event time just before theirs, then just before the last row's.
+
+        A function with timers may take them key by key: what it sees of its key is the same.
+        """
+        if self._by_key and part.may_fire:
+            part.advance(int(rows.times[0]) - self._behind)
+            part.feed_ordered(self._united(rows), int(rows.edges[0]), int(rows.times[-1]) - self._behind)
+            return
         start = 0
         before = self._before(rows) if part.may_fire else None
         while start < len(rows):
@@ -78,7 +98,7 @@ class Feeding:
             rows = rows.take(~combined)
         if self._any_order:
             rows = rows.take(np.argsort(rows.edges, kind="stable"))
-        elif self._one_stream and len(rows) and rows.edges.min() != rows.edges.max():
+        elif self._one_stream and len(rows):
             part.feed(self._united(rows), int(rows.edges[0]))
             return
         for edge, batch in rows.runs():
@@ -86,6 +106,8 @@ class Feeding:
 
     def _united(self, rows: OrderedRows) -> pa.RecordBatch:
         """Return the rows of all inputs as one batch in their order."""
+        if rows.edges.min() == rows.edges.max():
+            return rows.of_edge(int(rows.edges[0]), 0, len(rows))
         order = np.argsort(rows.edges, kind="stable")
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))

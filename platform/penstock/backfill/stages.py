@@ -16,7 +16,7 @@ from penstock.core.snapshot import OperatorStateSnapshot, SubtaskSnapshot
 from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex
 
 #: Kinds that keep the rows of a batch in order and have no state: their input may be read in parts.
-_STATELESS = frozenset({"project", "key_selector", "constant_key", "map", "flat_map", "filter_rows", "sink"})
+STATELESS = frozenset({"project", "key_selector", "constant_key", "map", "flat_map", "filter_rows", "sink"})
 
 
 class SourceTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ def is_splittable(vertex: JobVertex) -> bool:
     """Return whether several tasks may read the rows of one split: watermarks then depend on each part alone."""
     source, *behind = vertex.operators
     kind = (source.config.get("watermarks") or {"kind": "none"})["kind"]
-    return kind in ("bounded", "none", "unmarked") and all(operator.kind in _STATELESS for operator in behind)
+    return kind in ("bounded", "none", "unmarked") and all(operator.kind in STATELESS for operator in behind)
 
 
 def source_tasks(history: Sequence[HistorySplit]) -> tuple[SourceTask, ...]:

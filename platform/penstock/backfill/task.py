@@ -188,6 +188,12 @@ class _Part:
         self.chain.batch(Batch(rows, combined=edge >= COMBINED), self.stage.inputs[edge % COMBINED].input_index)
         self._drain()
 
+    def feed_ordered(self, rows: pa.RecordBatch, edge: int, watermark: int) -> None:
+        """Take rows in order of event time, and advance it; the function takes them key by key."""
+        self._timed[0].expect_ordered(min(watermark, self.stage.watermark))
+        self.feed(rows, edge)
+        self.advance(watermark)
+
     def advance(self, watermark: int) -> None:
         """Advance event time, at most to its final value."""
         reached = min(watermark, self.stage.watermark)
@@ -288,7 +294,8 @@ def run_parts(stage: Stage, packets: Iterable[Packet], batch_rows: int = BATCH_R
 
 
 def _run_part(stage: Stage, number: int, packets: Iterable[Packet], batch_rows: int) -> Iterator[Packet]:
-    feeding, merger = Feeding(stage), Merger(schemas_of(stage), batch_rows)
+    feeding = Feeding(stage)
+    merger = Merger(schemas_of(stage), feeding.batch_rows(batch_rows))
     part = _Part(stage, number)
     try:
         with part.failures():

@@ -141,7 +141,7 @@ class NoTimerQueue:
 class TimerQueue:
     """Timers by (time, index of the key in the batch)."""
 
-    __slots__ = ("_due", "_heap", "_open", "_position", "horizon", "places", "times")
+    __slots__ = ("_due", "_open", "_position", "heap", "horizon", "places", "times")
 
     def __init__(self) -> None:
         """Start without due timers."""
@@ -153,14 +153,15 @@ class TimerQueue:
         self._position = 0
         #: The timers still to fire; None while none of them was changed.
         self._open: set[tuple[int, int]] | None = None
-        self._heap: list[tuple[int, int]] = []
+        #: Timers added while others fire, or those of one key; deleted ones may be left. Always the same list.
+        self.heap: list[tuple[int, int]] = []
 
     def add_now(self, time: int, place: int) -> None:
         """Register a timer that is due at once."""
         waiting = self._waiting()
         if (time, place) not in waiting:
             waiting.add((time, place))
-            heapq.heappush(self._heap, (time, place))
+            heapq.heappush(self.heap, (time, place))
 
     def delete_now(self, time: int, place: int) -> None:
         """Delete a timer that is due."""
@@ -169,7 +170,8 @@ class TimerQueue:
     def fire(self, times: list[int], places: list[int]) -> Iterator[tuple[int, int]]:
         """Yield (time, index) of the due timers, given in order of time; changes during the iteration are applied."""
         self._due = list(zip(times, places, strict=True))
-        self._position, self._open, self._heap = 0, None, []
+        self._position, self._open = 0, None
+        self.heap.clear()
         self.horizon = times[-1]
         for timer in self._due:
             self._position += 1
@@ -183,9 +185,27 @@ class TimerQueue:
         yield from self._added_before(None)
         self._due, self._open, self.horizon = [], None, MIN_TIMESTAMP - 1
 
+    def begin_key(self, times: list[int], place: int, horizon: int) -> None:
+        """Hold the timers of one key up to `horizon`, given in order of time, until `end_key`."""
+        self.heap[:] = [(time, place) for time in times]
+        self._open = set(self.heap)
+        self.horizon = horizon
+
+    def fire_until(self, time: int) -> Iterator[tuple[int, int]]:
+        """Yield (time, index) of the timers of the key up to a time; changes during the iteration are applied."""
+        return self._added_before(time + 1)
+
+    def end_key(self) -> None:
+        """Make the timers that did not fire changes for later."""
+        for time, place in self._open or ():
+            self.times.append(time)
+            self.places.append(place)
+        self._open, self.horizon = None, MIN_TIMESTAMP - 1
+        self.heap.clear()
+
     def _added_before(self, time: int | None) -> Iterator[tuple[int, int]]:
-        while self._heap and (time is None or self._heap[0][0] < time):
-            timer = heapq.heappop(self._heap)
+        while self.heap and (time is None or self.heap[0][0] < time):
+            timer = heapq.heappop(self.heap)
             if self._open is not None and timer in self._open:
                 self._open.remove(timer)
                 yield timer

@@ -129,6 +129,14 @@ def test_rows_that_no_later_packet_can_precede_come_at_once():
     assert [rows.times.tolist() for rows in merger.rest()] == [[5, 6], [9]]
 
 
+def test_wide_rows_are_merged_in_smaller_batches():
+    packets = [Packet(0, t, 0, 0, t, rows_of([t], [t]).serialize().to_pybytes()) for t in range(4)]
+    merger = Merger({0: PLAIN}, 1 << 15, batch_bytes=1)
+    found = [[rows.times.tolist() for rows in merger.add(packet)] for packet in packets]
+    assert found == [[], [[0]], [[1]], [[2]]]
+    assert [rows.times.tolist() for rows in merger.rest()] == [[3]]
+
+
 def test_a_packet_has_a_limited_number_of_rows_and_of_bytes():
     box = Outbox(0)
     box.add(0, rows_of(range(20_000), range(20_000)), np.zeros(20_000))

@@ -25,12 +25,22 @@ class Part:
     def feed(self, rows, edge):
         self.given += rows.column("__ts").to_pylist()
 
+    def feed_ordered(self, rows, edge, watermark):
+        self.given.append(("ordered", rows.column("__ts").to_pylist(), watermark))
+
     def advance(self, watermark):
         self.given.append(("watermark", watermark))
 
 
-def stage_of(kind, config):
-    operators = (OperatorSpec(uid="op", name="op", kind=kind, config=config),)
+class Timed(Part):
+    """Has a function with timers."""
+
+    may_fire = True
+
+
+def stage_of(kind, config, *behind):
+    kinds = {kind: config} | {other: {} for other in behind}
+    operators = tuple(OperatorSpec(uid=name, name=name, kind=name, config=own) for name, own in kinds.items())
     edge = JobEdge(source="s", target="v", partitioner=KeyGroup(columns=("k",)), schema=schema_to_text(SCHEMA))
     return Stage(
         job_name="j", run_id="r", vertex=JobVertex(id="v", name="v", operators=operators, parallelism=2), parts=1,
@@ -56,3 +66,23 @@ def test_a_session_that_ends_where_rows_begin_waits_for_them(kind, config, behin
         feeding.feed(part, ordered([(0, rows, times)]))
     reached = [("watermark", 100 - behind), ("watermark", 110 - behind)]
     assert list(dict.fromkeys(part.given)) == [reached[0], 100, reached[1], 110]
+
+
+@pytest.mark.parametrize(
+    ("kind", "behind", "by_key"),
+    [
+        ("process", (), True),
+        ("process", ("map", "sink"), True),
+        ("process", ("assign_watermarks",), False),
+        ("process", ("map_batches",), False),
+        ("co_process", (), False),
+    ],
+)
+def test_keys_come_one_after_the_other_only_if_nothing_sees_their_order(kind, behind, by_key):
+    feeding, part = Feeding(stage_of(kind, {}, *behind)), Timed()
+    times = np.array([5, 7, 9])
+    feeding.feed(part, ordered([(0, pa.record_batch([pa.array([1, 2, 1]), pa.array(times)], schema=SCHEMA), times)]))
+    in_order = [("watermark", 4), ("ordered", [5, 7, 9], 8)]
+    row_by_row = [("watermark", 4), 5, 7, ("watermark", 8), 9, ("watermark", 8)]
+    assert part.given == (in_order if by_key else row_by_row)
+    assert feeding.batch_rows(10) == (40 if by_key else 10)

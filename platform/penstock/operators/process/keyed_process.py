@@ -36,6 +36,7 @@ from penstock.kernels.keys.key_columns import key_columns
 from penstock.operators.lateness import RangeWatermarks
 from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
 from penstock.operators.process.broadcast_binding import BoundBroadcast, require_declared
+from penstock.operators.process.by_key import DueTimers, KeyRuns
 from penstock.operators.process.collection_binding import bind_collection
 from penstock.operators.process.state_binding import (
     BindingContext,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.core.elements import Barrier
-    from penstock.kernels.compiler.compile import I32
+    from penstock.kernels.compiler.compile import I32, I64
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.state.store import KeyedState
     from penstock.state.tables.row_state import RowState
@@ -181,6 +182,7 @@ class KeyedProcessOperator(Operator):
         # timers that were due at the checkpoint and waited for the next watermark keep waiting
         self._watermarks = RangeWatermarks.restored(context.hash_range, marks)
         self._context.watermark = self._watermarks.low
+        self._until: int | None = None
         self._processing_now = MIN_TIMESTAMP
         self._next_processing = self._processing_table.next_time()
         self._ended = False
@@ -190,6 +192,10 @@ class KeyedProcessOperator(Operator):
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Call the function for every row."""
         with gc_paused():
+            if self._until is not None:
+                self._process_by_key(batch.data, self._until, out)
+                self._until = None
+                return
             # with one handler all inputs are alike: they are the streams of a union
             self._process(batch.data, self._handlers[input_index if len(self._handlers) > 1 else 0], out)
 
@@ -202,7 +208,60 @@ class KeyedProcessOperator(Operator):
         local, distinct = self._state.distinct(slots)
         self._begin(distinct)
         self._run(handler, data, local.tolist())
-        self._end(distinct, out, lambda place: handler.decoder.text(data, int(np.flatnonzero(local == place)[-1])))
+        self._end(distinct, out, row=_last_row(handler, data, local))
+
+    def expect_ordered(self, until: int) -> None:
+        """Process the next batch key by key: its rows are in order of event time, which then reaches `until`.
+
+        For functions of one keyed input whose timers are handled; the caller passes the watermark on afterwards.
+        """
+        self._until = until
+
+    def _process_by_key(self, data: pa.RecordBatch, until: int, out: Collector) -> None:
+        handler, ts = self._handlers[0], ts_of(data)
+        assert self._function is not None  # noqa: S101 - opened
+        assert handler.key is not None  # noqa: S101 - a keyed input
+        assert ts is not None  # noqa: S101 - there are timers of event time
+        assert isinstance(self._event, TimerQueue)  # noqa: S101 - they are handled
+        keys = key_columns(data, handler.key)
+        slots = self._state.upsert(keys, hash_key_columns(keys, data.num_rows))
+        owners, due = self._every_due(until)
+        local, distinct = self._state.distinct(np.concatenate([slots, owners]))
+        self._begin(distinct)
+        order = np.argsort(local[: len(slots)], kind="stable")
+        rows = data.take(pa.array(order))
+        runs = KeyRuns(
+            process=handler.process,
+            on_timer=self._function.on_timer,
+            context=self._context,
+            current=self._current,
+            queue=self._event,
+            output=self._output,
+            before=self._context.watermark,
+            after=until,
+            due=DueTimers.of(local[len(slots) :], due, len(distinct)),
+        )
+        try:
+            runs.run(handler.decoder.rows(rows), local[order], ts.to_numpy()[order])
+        except Exception as error:
+            raise user_error(self._where, error, self._newest(handler, rows)) from error
+        self._watermarks.advance(until)
+        self._end(distinct, out, runs.moments, _last_row(handler, data, local[: len(slots)]))
+
+    def _every_due(self, until: int) -> tuple[I32, I64]:
+        """Take all event-time timers up to a time: slots and times."""
+        slots, times = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
+        while due := self._event_table.take_due(until, self._limits.fired_timers):
+            slots.append(due[0])
+            times.append(due[1])
+        return np.concatenate(slots), np.concatenate(times)
+
+    def _newest(self, handler: _InputHandler, rows: pa.RecordBatch) -> str:
+        """Return the row or the timer that is being processed, as text for an error."""
+        context = self._context
+        if context.time_domain is None:
+            return handler.decoder.newest(rows)
+        return timer_text(context.timestamp, context.key)
 
     def _process_broadcast(self, data: pa.RecordBatch, handler: _InputHandler, out: Collector) -> None:
         for state in self._states:
@@ -309,7 +368,13 @@ class KeyedProcessOperator(Operator):
 
         self._keys.begin(keys)
 
-    def _end(self, distinct: I32, out: Collector, row: Callable[[int], str] | None = None) -> None:
+    def _end(
+        self,
+        distinct: I32,
+        out: Collector,
+        moments: list[int] | None = None,
+        row: Callable[[int], str] | None = None,
+    ) -> None:
         """Write back the function's changes to state, and emit its output.
 
         `row` returns the last row of a key of the batch as text; None for timers.
@@ -324,7 +389,7 @@ class KeyedProcessOperator(Operator):
             self._change(self._processing_table, self._processing, distinct)
         self._next_processing = self._processing_table.next_time()
         self._state.settle()
-        self._output.emit(out)
+        self._output.emit(out, moments)
 
     def _unfit(self, number: int, error: ColumnError, row: Callable[[int], str] | None) -> ColumnError:
         """Return the error of a value that does not fit its state with the key and its last row."""
@@ -400,3 +465,13 @@ def _handlers(
         )
         for key, schema, kind, method in given
     )
+
+
+def _last_row(handler: _InputHandler, data: pa.RecordBatch, places: I32) -> Callable[[int], str]:
+    """Return what gives the last row of a key's place as text; `places`: that of each row."""
+
+    def text(place: int) -> str:
+        rows = np.flatnonzero(places == place)
+        return handler.decoder.text(data, int(rows[-1])) if len(rows) else "a timer"
+
+    return text

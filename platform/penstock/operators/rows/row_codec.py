@@ -325,8 +325,8 @@ class ProcessOutput:
         self._encoder = RowEncoder(schema, where)
         self._side_encoders = {tag: RowEncoder(side, f"{where}, side output {tag!r}") for tag, side in sides.items()}
 
-    def emit(self, out: Collector) -> None:
-        """Emit all rows and clear."""
+    def emit(self, out: Collector, moments: Sequence[int] | None = None) -> None:
+        """Emit all rows and clear; with `moments`, those of `ends`, in this order instead of that of the calls."""
         for tag, found in self.sides.items():
             if found:
                 times = pa.array([time for time, _ in found], pa.int64()) if self._timed else None
@@ -334,11 +334,13 @@ class ProcessOutput:
                 found.clear()
         if not self.rows:
             return
-        times = None
-        if self._timed:
-            ends = np.array([0, *self.ends], np.int64)
-            times = pa.array(np.repeat(np.array(self.times, np.int64), ends[1:] - ends[:-1]))
+        ends = np.array([0, *self.ends], np.int64)
+        counts = ends[1:] - ends[:-1]
+        times = pa.array(np.repeat(np.array(self.times, np.int64), counts)) if self._timed else None
         batch = self._batch(self._encoder, self.rows, times)
+        if moments is not None:
+            order = np.argsort(np.repeat(np.array(moments, np.int64), counts), kind="stable")
+            batch = Batch(batch.data.take(pa.array(order)))
         self.rows.clear()
         self.ends.clear()
         self.times.clear()

@@ -1,0 +1,127 @@
+"""Runs a keyed process function over rows in order of event time, key by key instead of row by row.
+
+A key's function sees only its own rows, state and timers, so that each key's order is enough. State is loaded and saved
+once for all rows of a key. Called by `keyed_process` in a backfill, where rows are in order and none is late.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.functions.process_function import output_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from penstock.functions.process_function import ProcessContext
+    from penstock.functions.state_handles import Current, TimerQueue
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.operators.rows.row_codec import ProcessOutput
+
+
+@dataclass(frozen=True, slots=True)
+class DueTimers:
+    """The timers up to the end of a batch, by index of their key and then by time."""
+
+    times: list[int]
+    #: Index of a key: the place of its first timer; one more for the end.
+    starts: list[int]
+
+    @classmethod
+    def of(cls, places: I32, times: I64, keys: int) -> DueTimers:
+        """Sort timers of `keys` keys, given with the index of each one's key."""
+        order = np.lexsort((times, places))
+        starts = np.searchsorted(places[order], np.arange(keys + 1))
+        return cls(times[order].tolist(), starts.tolist())
+
+    def of_key(self, place: int) -> list[int]:
+        """Return the times of one key's timers, in order."""
+        return self.times[self.starts[place] : self.starts[place + 1]]
+
+
+@dataclass(slots=True)
+class KeyRuns:
+    """Calls a function for the rows and event-time timers of one key after the other."""
+
+    process: Callable[[Any, Any], Any]
+    on_timer: Callable[[int, Any], Any]
+    context: ProcessContext
+    current: Current
+    queue: TimerQueue
+    output: ProcessOutput
+    #: Event time before the rows and after them.
+    before: int
+    after: int
+    due: DueTimers
+    #: When each call with output was due, as in `ProcessOutput.times`: a timer of the past after the row that set it.
+    moments: list[int] = field(default_factory=list)
+
+    def run(self, rows: Iterable[Any], places: I32, times: I64) -> None:
+        """Process rows, sorted by the index of their key and then by time, and all due timers.
+
+        Before a row, its key's timers before the row's time fire. Event time is then just before the row.
+        """
+        process, context, current, heap = self.process, self.context, self.current, self.queue.heap
+        output, moments, before = self.output, self.moments, self.before
+        emitted, count, key, last, reached = output.rows, 0, -1, before, before
+        # event time does not go beyond its value after the rows, nor back
+        marks = np.clip(times - 1, before, self.after).tolist()
+        for row, place, time, mark in zip(rows, places.tolist(), times.tolist(), marks, strict=True):
+            if place != key:
+                self._end(key, reached, last)
+                count = len(emitted)
+                self._begin(place)
+                key = place
+                context.watermark = reached = last = before
+            if mark > reached:
+                if heap and heap[0][0] <= mark:
+                    self._fire(mark, last)
+                    count = len(emitted)
+                context.watermark = reached = mark
+            current.at, context.timestamp = place, time
+            last = time
+            found = process(row, context)
+            if found is not None:
+                emitted.extend(found)
+                if len(emitted) != count:
+                    count = len(emitted)
+                    output.ends.append(count)
+                    output.times.append(time)
+                    moments.append(time)
+        self._end(key, reached, last)
+        for place in range(key + 1, len(self.due.starts) - 1):  # keys without rows
+            self._begin(place)
+            context.watermark = before
+            self._end(place, before, before)
+        context.watermark = self.after
+
+    def _begin(self, place: int) -> None:
+        self.queue.begin_key(self.due.of_key(place), place, self.after)
+
+    def _end(self, place: int, reached: int, last: int) -> None:
+        if place < 0:
+            return
+        if self.after > reached:
+            self._fire(self.after, last)
+        self.queue.end_key()
+
+    def _fire(self, until: int, last: int) -> None:
+        """Fire the key's timers up to a time; event time passes each one's time. `last`: the time of the last row."""
+        context, current, output = self.context, self.current, self.output
+        emitted, count = output.rows, len(output.rows)
+        context.time_domain = "event"
+        for time, current.at in self.queue.fire_until(until):
+            context.timestamp = time
+            context.watermark = max(context.watermark, time)
+            found = self.on_timer(time, context)
+            if found is not None:
+                emitted.extend(found)
+                if len(emitted) != count:
+                    count = len(emitted)
+                    output.ends.append(count)
+                    output.times.append(output_time(context))
+                    self.moments.append(max(context.watermark, last))
+        context.time_domain = None
