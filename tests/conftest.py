@@ -135,6 +135,7 @@ def leak_check(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_unconfigure() -> None:
     """Remove the temporary folder of this process."""
     leaks.remove(TEMP)
+    gc.unfreeze()  # a native library that is never collected reports leaks at the end of the process
 
 
 @pytest.fixture
