@@ -279,7 +279,9 @@ def test_what_was_left_out_is_told_by_source_and_operator():
         },
         0,
     )
-    assert found[0].text.startswith("The first one: topic t partition 0 offset 7: not JSON; value: b'x'. Set on_bad_")
+    assert found[0].text.startswith(
+        "The first one: topic t partition 0 offset 7: not JSON; value: b'x'. on_bad_record='dead-letter' sends"
+    )
     assert [(f.level, f.title) for f in found] == [
         ("warn", "1,234 bad records in source orders"),
         ("warn", "5 rows of orders have event times before 1990"),

@@ -324,7 +324,7 @@ def row_findings(summary: dict[str, Any], now_ms: int) -> list[Finding]:
     for uid, count in summary["bad-records"].items():
         example = summary.get("bad-record-examples", {}).get(uid, "")
         text = f"The first one: {example}. " if example else "They could not be decoded. "
-        text += "Set on_bad_record='dead-letter' to send them to a side output."
+        text += "on_bad_record='dead-letter' sends them to a side output."
         found.append(Finding("bad-records", WARN, f"{count:,} bad records in source {uid}", text, operator=uid))
     for times, kind, when, units, unit in _IMPLAUSIBLE:
         for uid, doubt in summary.get(times, {}).items():
