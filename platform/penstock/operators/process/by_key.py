@@ -6,6 +6,7 @@ once for all rows of a key. Called by `keyed_process` in a backfill, where rows 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,65 +64,58 @@ class KeyRuns:
         """Process rows, sorted by the index of their key and then by time, and all due timers.
 
         Before a row, its key's timers before the row's time fire. Event time is then just before the row.
+        Every index has rows or timers.
         """
-        process, context, current, heap = self.process, self.context, self.current, self.queue.heap
-        output, moments, before = self.output, self.moments, self.before
-        emitted, count, key, last, reached = output.rows, 0, -1, before, before
+        process, context, output, heap = self.process, self.context, self.output, self.queue.heap
+        emitted, ends, stamps, moments = output.rows, output.ends, output.times, self.moments
         # event time does not go beyond its value after the rows, nor back
-        marks = np.clip(times - 1, before, self.after).tolist()
-        for row, place, time, mark in zip(rows, places.tolist(), times.tolist(), marks, strict=True):
-            if place != key:
-                self._end(key, reached, last)
-                count = len(emitted)
-                self._begin(place)
-                key = place
-                context.watermark = reached = last = before
-            if mark > reached:
-                if heap and heap[0][0] <= mark:
-                    self._fire(mark, last)
-                    count = len(emitted)
-                context.watermark = reached = mark
-            current.at, context.timestamp = place, time
-            last = time
-            found = process(row, context)
-            if found is not None:
-                emitted.extend(found)
-                if len(emitted) != count:
-                    count = len(emitted)
-                    output.ends.append(count)
-                    output.times.append(time)
-                    moments.append(time)
-        self._end(key, reached, last)
-        for place in range(key + 1, len(self.due.starts) - 1):  # keys without rows
+        marks = np.clip(times - 1, self.before, self.after).tolist()
+        given = zip(rows, times.tolist(), marks, strict=True)
+        counts = np.bincount(places, minlength=len(self.due.starts) - 1).tolist()
+        for place, count in enumerate(counts):
             self._begin(place)
-            context.watermark = before
-            self._end(place, before, before)
+            reached, size = self.before, len(emitted)
+            for row, time, mark in itertools.islice(given, count):
+                if mark > reached:
+                    if heap and heap[0][0] <= mark:
+                        self._fire(mark)
+                        size = len(emitted)
+                    context.watermark = reached = mark
+                context.timestamp = time
+                found = process(row, context)
+                if found is not None:
+                    emitted.extend(found)
+                    if len(emitted) != size:
+                        size = len(emitted)
+                        ends.append(size)
+                        stamps.append(time)
+                        moments.append(time)
+            if self.after > reached and heap and heap[0][0] <= self.after:
+                self._fire(self.after)
+            self.queue.end_key()
         context.watermark = self.after
 
     def _begin(self, place: int) -> None:
+        self.current.at = place
         self.queue.begin_key(self.due.of_key(place), place, self.after)
+        self.context.timestamp = self.context.watermark = self.before
 
-    def _end(self, place: int, reached: int, last: int) -> None:
-        if place < 0:
-            return
-        if self.after > reached:
-            self._fire(self.after, last)
-        self.queue.end_key()
-
-    def _fire(self, until: int, last: int) -> None:
-        """Fire the key's timers up to a time; event time passes each one's time. `last`: the time of the last row."""
-        context, current, output = self.context, self.current, self.output
-        emitted, count = output.rows, len(output.rows)
+    def _fire(self, until: int) -> None:
+        """Fire the key's timers up to a time; event time passes each one's time."""
+        context, output = self.context, self.output
+        emitted, size, moment = output.rows, len(output.rows), context.timestamp
         context.time_domain = "event"
-        for time, current.at in self.queue.fire_until(until):
+        for time, _ in self.queue.fire_until(until):
             context.timestamp = time
-            context.watermark = max(context.watermark, time)
+            if time > context.watermark:
+                context.watermark = time
+                moment = max(moment, time)
             found = self.on_timer(time, context)
             if found is not None:
                 emitted.extend(found)
-                if len(emitted) != count:
-                    count = len(emitted)
-                    output.ends.append(count)
+                if len(emitted) != size:
+                    size = len(emitted)
+                    output.ends.append(size)
                     output.times.append(output_time(context))
-                    self.moments.append(max(context.watermark, last))
+                    self.moments.append(moment)
         context.time_domain = None

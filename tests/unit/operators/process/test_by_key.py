@@ -12,7 +12,7 @@ from tests.unit.operators.process.counting import Out
 import penstock as ps
 from penstock.core.elements import Batch
 from penstock.functions.state_handles import TimerQueue
-from penstock.operators.process.by_key import KeyRuns
+from penstock.operators.process.by_key import DueTimers
 from penstock.operators.rows.user_functions import UserFunctionError
 
 LATER = 10_000
@@ -105,8 +105,8 @@ def test_the_same_as_row_by_row(world, seed):
 
 
 def _late(_self, _place):
-    """Begin a key without its timers of earlier batches."""
-    _self.queue.begin_key([], _place, _self.after)
+    """Leave out timers of earlier batches, which then fire after all rows."""
+    return []
 
 
 def _too_far(self, time):
@@ -128,7 +128,7 @@ def _drop(self):
 @pytest.mark.parametrize(
     ("place", "name", "fault"),
     [
-        (KeyRuns, "_begin", _late),
+        (DueTimers, "of_key", _late),
         (TimerQueue, "fire_until", _too_far),
         (TimerQueue, "fire_until", _not_all),
         (TimerQueue, "end_key", _drop),
