@@ -37,8 +37,14 @@ def dead_letters(**columns: Sequence[Any]) -> pa.RecordBatch:
     return pa.record_batch([columns.get(name, nothing) for name in DEAD_LETTER_SCHEMA.names], schema=DEAD_LETTER_SCHEMA)
 
 
+#: Batches with fewer rows on average are written as one: each has a cost for every column, here and when it is read.
+_SMALL_ROWS = 8192
+
+
 def encode_chunk(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> bytes:
-    """Return the batches as one Arrow IPC file."""
+    """Return the batches as one Arrow IPC file; small ones become one batch."""
+    if sum(batch.num_rows for batch in batches) < _SMALL_ROWS * len(batches) and len(batches) > 1:
+        batches = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         for batch in batches:

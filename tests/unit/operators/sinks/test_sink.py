@@ -13,7 +13,7 @@ from tests.support.waiting import DEADLINE_S
 
 from penstock.config.settings import JobSettings
 from penstock.connector.sink import CommitOutcome, SinkSpec
-from penstock.connector.staging import decode_chunk
+from penstock.connector.staging import decode_chunk, encode_chunk
 from penstock.core import failpoints
 from penstock.core.elements import Barrier, BarrierKind, Batch, Watermark
 from penstock.core.permits import CommitPermit
@@ -388,3 +388,12 @@ def test_close_after_the_publication_ended_but_before_its_mail(bench, outside):
     bench.jobs[0][0]()
     operator.close()
     assert outside.closed == 1
+
+
+@pytest.mark.parametrize(("rows", "batches"), [([0, 3, 0, 2], 1), ([0, 0], 0), ([9000, 9000], 2), ([5], 1), ([], 0)])
+def test_small_batches_are_staged_as_one_and_large_ones_as_they_come(rows, batches):
+    schema = pa.schema([("v", pa.int64()), ("names", pa.list_(pa.string()))])
+    written = [pa.record_batch([range(n), [["a", None]] * n], schema=schema) for n in rows]
+    found = decode_chunk(encode_chunk(schema, written))
+    assert len(found.to_batches()) == batches
+    assert found.equals(pa.Table.from_batches(written, schema))
