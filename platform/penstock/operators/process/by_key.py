@@ -57,6 +57,9 @@ class KeyRuns:
     before: int
     after: int
     due: DueTimers
+    #: Emits the output so far if it has more rows than `most`, so that it does not fill memory.
+    emit: Callable[[list[int]], None]
+    most: int
     #: When each call with output was due, as in `ProcessOutput.times`: a timer of the past after the row that set it.
     moments: list[int] = field(default_factory=list)
 
@@ -93,6 +96,9 @@ class KeyRuns:
             if self.after > reached and heap and heap[0][0] <= self.after:
                 self._fire(self.after)
             self.queue.end_key()
+            if len(emitted) > self.most:
+                self.emit(moments)
+                moments.clear()
         context.watermark = self.after
 
     def _begin(self, place: int) -> None:

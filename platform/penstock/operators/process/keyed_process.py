@@ -240,6 +240,8 @@ class KeyedProcessOperator(Operator):
             before=self._context.watermark,
             after=until,
             due=DueTimers.of(local[len(slots) :], due, len(distinct)),
+            emit=lambda moments: self._output.emit(out, moments),
+            most=max(data.num_rows, self._limits.output_rows),
         )
         try:
             runs.run(handler.decoder.rows(rows), local[order], ts.to_numpy()[order])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
+from tests.support.sizes import given
 from tests.unit.operators.conftest import KEYED_SCHEMA
 from tests.unit.operators.process.counting import Out
 
@@ -68,8 +69,6 @@ def key_by_key(op, rows, final, sizes):
             reached = min(part[-1][2] - 1, final)
             op.operator.expect_ordered(reached)
         made = op.rows(*part)
-        times = [time for _, what, _, time in made if what.startswith("row")]
-        assert times == sorted(times)
         found += made + op.watermark(reached)
     return found + op.watermark(final)
 
@@ -102,6 +101,18 @@ def check_many(world):
 @pytest.mark.parametrize("seed", range(12))
 def test_the_same_as_row_by_row(world, seed):
     check(world, seed)
+
+
+def test_output_is_emitted_before_it_fills_memory(world, monkeypatch):
+    given(monkeypatch, output_rows=3)
+    op = world.open(Restless())
+    batch = pa.RecordBatch.from_pylist(
+        [{"k": key, "v": 3, "__ts": time} for time in (1, 20, 100) for key in range(4)], KEYED_SCHEMA
+    )
+    op.operator.expect_ordered(99)
+    op.operator.process_batch(Batch(batch), 0, op.out)
+    assert len([e for e in op.out.elements if isinstance(e, Batch)]) > 1
+    check_many(world)
 
 
 def _late(_self, _place):
@@ -138,6 +149,18 @@ def test_a_fault_in_the_order_is_found(world, monkeypatch, place, name, fault):
     monkeypatch.setattr(place, name, fault)
     with pytest.raises(AssertionError):
         check_many(world)
+
+
+def test_output_is_in_order_of_time(world, monkeypatch):
+    given(monkeypatch, output_rows=1_000)
+    op = world.open(Restless())
+    op.operator.expect_ordered(99)
+    made = op.rows(*[(key, 3, time) for time in (1, 20, 100) for key in range(4)])
+    rows = [time for _, what, _, time in made if what.startswith("row")]
+    assert rows == sorted(rows)
+    timers = [time for _, what, _, time in made if what.startswith("timer")]
+    assert max(timers) > min(rows)
+    assert len(timers) > 4
 
 
 class Failing(Restless):
