@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 import pydantic
 
-from penstock.core.errors import GraphError, argument_text
+from penstock.core.errors import GraphError, UsageError, argument_text, did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +33,30 @@ class Precision:
 class Schema(pydantic.BaseModel):
     """Base of a user's row type: instances are rows in row functions, the class gives the Arrow schema."""
 
-    model_config = pydantic.ConfigDict(frozen=True)
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, /, **columns: Any) -> None:
+        """Check the values against the types of the columns.
+
+        Raises:
+            UsageError: a name is no column; names the columns.
+            ValidationError: a column is missing, or its value has another type.
+        """
+        __tracebackhide__ = True
+        try:
+            self.__pydantic_validator__.validate_python(columns, self_instance=self)
+        except pydantic.ValidationError as error:
+            unknown = [str(fault["loc"][-1]) for fault in error.errors() if fault["type"] == "extra_forbidden"]
+            if len(unknown) < error.error_count():
+                raise
+            known = type(self).model_fields
+        else:
+            return
+        msg = f"{type(self).__name__} has no column {', '.join(map(repr, unknown))}"
+        raise UsageError(msg, hint=did_you_mean(unknown[0], known))
+
+    # else pydantic calls it also where it validates dicts itself
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
     def arrow_schema(cls) -> pa.Schema:

@@ -6,9 +6,10 @@ from decimal import Decimal
 from typing import Annotated, NamedTuple
 
 import pyarrow as pa
+import pydantic
 import pytest
 
-from penstock.core.errors import GraphError
+from penstock.core.errors import GraphError, UsageError
 from penstock.core.schema import Precision, Schema, arrow_schema_of, schema_from_text, schema_to_text
 
 
@@ -80,3 +81,17 @@ def test_a_decimal_without_precision_is_refused_with_the_way_out() -> None:
 
     with pytest.raises(GraphError, match=r"Precision\(18, 2\)"):
         Price.arrow_schema()
+
+
+class Share(Schema):
+    share: int
+    of: str | None = None
+
+
+def test_a_name_that_is_no_column_is_refused_with_the_columns() -> None:
+    with pytest.raises(UsageError) as raised:
+        Share(share=1, offf="x")
+    assert str(raised.value) == "Share has no column 'offf' (did you mean 'of'? there are: share, of)"
+    with pytest.raises(pydantic.ValidationError, match="share"):
+        Share(offf="x")
+    assert Share(share=1) == Share.model_validate({"share": 1})
