@@ -32,6 +32,10 @@ _RESERVED = {
     "enable.idempotence": "use delivery=",
     "delivery.report.only.error": "leave it out: the sink needs it",
 }
+#: librdkafka accepts them without an effect; the text names the alternative.
+_WITHOUT_EFFECT = {
+    "max.poll.records": "leave it out: librdkafka has no such limit; fetch.max.bytes bounds a fetch",
+}
 #: librdkafka's names of connection and security properties -> kafka-python's.
 _FOR_KAFKA_PYTHON = {
     "client.id": "client_id",
@@ -74,6 +78,8 @@ def check_properties(properties: Mapping[str, Any], where: str) -> dict[str, str
             raise UsageError(f"{where}: properties: {name!r} is not a property's name", hint="names are texts")
         if name in _RESERVED:
             raise UsageError(f"{where}: property {name!r} is set by the connector", hint=_RESERVED[name])
+        if name in _WITHOUT_EFFECT:
+            raise UsageError(f"{where}: property {name!r} has no effect", hint=_WITHOUT_EFFECT[name])
         if not isinstance(value, str | int | float):
             msg = f"{where}: property {name!r} is {argument_text(value)}, not a text, a number or a bool"
             raise UsageError(msg, hint="leave it out for the default of librdkafka")
