@@ -28,6 +28,8 @@ from penstock.core.errors import (
     NotFoundError,
     PenstockError,
     UnansweredError,
+    UsageError,
+    argument_text,
     job_command,
     job_failed,
 )
@@ -107,7 +109,10 @@ class JobHandle:
         Raises:
             JobFailedError: the job ended FAILED; carries its root cause.
             PenstockError: `timeout_ms` passed.
+            UsageError: `timeout_ms` is no number.
         """
+        if timeout_ms is not None:
+            _require_ms(timeout_ms)
         deadline = None if timeout_ms is None else self.clock.monotonic_ms() + timeout_ms
         answers = _AnswerWatch(self.name, self.client.url, self.clock)
         while True:
@@ -147,7 +152,7 @@ class JobHandle:
             UsageError: the target is not writable; the job continues.
             PenstockError: the savepoint failed, or it is still under way after `timeout_ms`.
         """
-        place = absolute_uri(target or "")
+        place = _target_uri(target)
 
         def ask(request_id: str) -> str:
             return self.client.stop(self.job_id, drain=drain, target=place, token=request_id)
@@ -167,7 +172,7 @@ class JobHandle:
         Calls with the same token count once; across a JobManager restart it is taken again under the
         same name. Raises like `stop`.
         """
-        place = absolute_uri(target or "")
+        place = _target_uri(target)
 
         def ask(request_id: str) -> str:
             return self.client.savepoint(self.job_id, place, token=request_id)
@@ -192,6 +197,7 @@ class JobHandle:
             UsageError: the job is not running or cannot have that parallelism.
             PenstockError: slots are missing or the checkpoint failed, and the job continues unchanged; or a timeout.
         """
+        _require_ms(timeout_ms)
         token = token or secrets.token_hex(16)
         operation = await_operation(
             lambda: self.client.rescale(self.job_id, parallelism, vertices, token=token),
@@ -255,8 +261,8 @@ class JobHandle:
         self, what: str, ask: Callable[[str], str], token: str, timeout_ms: float, progress: OperationWatch | None
     ) -> str:
         """Request a stop or savepoint (`what`) and return its URI."""
+        _require_ms(timeout_ms)
         request_id = trigger_id_of(token) if token else secrets.token_hex(16)
-
         status = self._watched(lambda: self.client.savepoint_status(self.job_id, request_id), progress)
         operation = await_operation(lambda: ask(request_id), status, self.clock, timeout_ms, _POLL_MS)
         if operation is None:
@@ -306,6 +312,27 @@ class JobHandle:
         line = str(entries[0]["exceptionName"]) if entries else detail.splitlines()[-1]
         hint = "" if line.endswith(")") else "PENSTOCK_TRACEBACK=1 prints all frames"
         return job_failed(self.name, line, detail, hint)
+
+
+def _require_ms(timeout_ms: object) -> None:
+    """Refuse a timeout that is no number; a duration such as "3s" gets the number to write."""
+    if isinstance(timeout_ms, (int, float)) and not isinstance(timeout_ms, bool):
+        return
+    number = 3000
+    with contextlib.suppress(UsageError):  # it is no duration either
+        number = parse_duration_ms(timeout_ms, "timeout_ms") if isinstance(timeout_ms, str) else number
+    msg = f"timeout_ms={argument_text(timeout_ms)} is not a number of milliseconds"
+    raise UsageError(msg, hint=f"write for example timeout_ms={number}")
+
+
+def _target_uri(target: object) -> str:
+    """Return the folder of a savepoint as an absolute path or URI; empty for the job's own."""
+    if isinstance(target, (str, os.PathLike)):
+        return absolute_uri(str(target))
+    if target is None:
+        return ""
+    msg = f"target={argument_text(target)} is not a folder"
+    raise UsageError(msg, hint="write a path or a URI, or leave it out for the job's checkpoint root")
 
 
 def _text(value: object) -> str:

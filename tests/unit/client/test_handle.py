@@ -172,3 +172,17 @@ def test_a_rejected_version_that_never_failed_has_no_failure_to_show(failures, h
     with pytest.raises(PenstockError) as raised:
         _verdict(JobHandle(RolledBack(failures), "1", "live"), {"failure-cause": {"stack-trace": "not healthy"}})
     assert (raised.value.message, raised.value.hint) == ("job live was not upgraded: not healthy", hint)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda job: job.wait(timeout_ms="3s"), "timeout_ms='3s' .*milliseconds .*timeout_ms=3000"),
+        (lambda job: job.stop(timeout_ms="2m"), "timeout_ms='2m' .*timeout_ms=120000"),
+        (lambda job: job.rescale(2, timeout_ms=None), "timeout_ms=None is not a number of milliseconds"),
+        (lambda job: job.savepoint(5), "target=5 is not a folder .*a path or a URI"),
+    ],
+)
+def test_a_wrong_timeout_or_target_is_refused_with_the_right_form(call, words):
+    with pytest.raises(UsageError, match=words):
+        call(JobHandle(Client("no"), "1", "totals"))
