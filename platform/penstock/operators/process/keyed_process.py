@@ -193,7 +193,7 @@ class KeyedProcessOperator(Operator):
         """Call the function for every row."""
         with gc_paused():
             if self._until is not None:
-                self._process_by_key(batch.data, self._until, out)
+                self._process_ordered(batch.data, self._until, out)
                 self._until = None
                 return
             # with one handler all inputs are alike: they are the streams of a union
@@ -217,7 +217,21 @@ class KeyedProcessOperator(Operator):
         """
         self._until = until
 
-    def _process_by_key(self, data: pa.RecordBatch, until: int, out: Collector) -> None:
+    def _process_ordered(self, data: pa.RecordBatch, until: int, out: Collector) -> None:
+        """Process rows key by key. Where very many timers are due, they fire between rows, for state to fit memory."""
+        ts, start = ts_of(data), 0
+        assert ts is not None  # noqa: S101 - there are timers of event time
+        times, most = ts.to_numpy(), max(data.num_rows, self._limits.fired_timers)
+        while start < len(times):
+            owners, due, reached = self._due_until(until, most)
+            stop = len(times) if reached == until else int(np.searchsorted(times, reached + 1, "right"))
+            self._process_by_key(data.slice(start, stop - start), (owners, due), reached, out)
+            if stop < len(times):
+                self._advance(min(int(times[stop]) - 1, until), out)
+            start = stop
+
+    def _process_by_key(self, data: pa.RecordBatch, timers: tuple[I32, I64], until: int, out: Collector) -> None:
+        """Process rows, and the given timers, which are those up to `until`."""
         handler, ts = self._handlers[0], ts_of(data)
         assert self._function is not None  # noqa: S101 - opened
         assert handler.key is not None  # noqa: S101 - a keyed input
@@ -225,7 +239,7 @@ class KeyedProcessOperator(Operator):
         assert isinstance(self._event, TimerQueue)  # noqa: S101 - they are handled
         keys = key_columns(data, handler.key)
         slots = self._state.upsert(keys, hash_key_columns(keys, data.num_rows))
-        owners, due = self._every_due(until)
+        owners, due = timers
         local, distinct = self._state.distinct(np.concatenate([slots, owners]))
         self._begin(distinct)
         order = np.argsort(local[: len(slots)], kind="stable")
@@ -250,13 +264,23 @@ class KeyedProcessOperator(Operator):
         self._watermarks.advance(until)
         self._end(distinct, out, runs.moments, _last_row(handler, data, local[: len(slots)]))
 
-    def _every_due(self, until: int) -> tuple[I32, I64]:
-        """Take all event-time timers up to a time: slots and times."""
+    def _due_until(self, until: int, most: int) -> tuple[I32, I64, int]:
+        """Take the event-time timers up to a time: slots, times, and this time.
+
+        If they are more than about `most`, it is an earlier one. Some timers may then be due at the next microsecond.
+        """
         slots, times = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
         while due := self._event_table.take_due(until, self._limits.fired_timers):
             slots.append(due[0])
             times.append(due[1])
-        return np.concatenate(slots), np.concatenate(times)
+            if sum(map(len, times)) > most:
+                until = max(int(due[1][-1]) - 1, self._context.watermark)
+                break
+        owners, found = np.concatenate(slots), np.concatenate(times)
+        later = found > until
+        if later.any():
+            self._event_table.change(owners[later], found[later], np.zeros(int(later.sum()), np.bool_))
+        return owners[~later], found[~later], until
 
     def _newest(self, handler: _InputHandler, rows: pa.RecordBatch) -> str:
         """Return the row or the timer that is being processed, as text for an error."""
@@ -293,11 +317,14 @@ class KeyedProcessOperator(Operator):
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
         """Fire the event-time timers the watermark has reached, then pass it on."""
-        if watermark.timestamp > self._context.watermark:
-            self._context.watermark = watermark.timestamp
-            self._watermarks.advance(watermark.timestamp)
-            self._fire(self._event_table, self._event, watermark.timestamp, out)
+        self._advance(watermark.timestamp, out)
         out.watermark(watermark)
+
+    def _advance(self, time: int, out: Collector) -> None:
+        if time > self._context.watermark:
+            self._context.watermark = time
+            self._watermarks.advance(time)
+            self._fire(self._event_table, self._event, time, out)
 
     @property
     def next_timer_ms(self) -> float | None:

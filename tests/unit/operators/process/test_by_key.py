@@ -115,6 +115,40 @@ def test_output_is_emitted_before_it_fills_memory(world, monkeypatch):
     check_many(world)
 
 
+class AtFifty(ps.KeyedProcessFunction):
+    """Registers one timer, whose time is the same for all keys."""
+
+    count: ps.ValueState[int] = ps.value_state()
+
+    def process(self, row, ctx) -> Iterator[Out]:
+        ctx.timers.event(50)
+        yield Out(ctx.key, "row", row.v)
+
+    def on_timer(self, timestamp, ctx):
+        yield Out(ctx.key, f"timer@{timestamp}, event time {ctx.watermark >= 50}", timestamp)
+
+
+def test_timers_of_very_many_keys_fire_in_parts(world, monkeypatch):
+    given(monkeypatch, fired_timers=4)
+    op = world.open(AtFifty())
+    begun, begin = [], op.operator._begin
+    monkeypatch.setattr(op.operator, "_begin", lambda distinct: (begun.append(len(distinct)), begin(distinct)))
+    for key in range(30):
+        op.rows((key, 1, 1))
+    op.operator.expect_ordered(59)
+    found = op.rows((31, 2, 40), (31, 3, 50), (31, 4, 60)) + op.watermark(59)
+    assert max(begun) <= 4 + 3
+    assert sum(what.startswith("timer") for _, what, *_ in found) == 31
+    assert [[what[:5], time] for what, _, time in by_key(found)[31]] == [
+        *(["row", 40], ["row", 50], ["timer", 50], ["row", 60])
+    ]
+
+
+def test_the_same_if_timers_fire_in_parts(world, monkeypatch):
+    given(monkeypatch, fired_timers=2)
+    check_many(world)
+
+
 def _late(_self, _place):
     """Leave out timers of earlier batches, which then fire after all rows."""
     return []
