@@ -220,6 +220,7 @@ def main() -> int:
             airflow.start()
         if given.command == "stop":
             airflow.stop()
+            print("stopped")
             return 0
     except AirflowError as error:
         print(f"error: {error}", file=sys.stderr)

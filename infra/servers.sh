@@ -50,7 +50,7 @@ stop)
   running || exit 0
   kill -TERM "$(<"$pid_file")"
   for _ in $(seq 400); do
-    running || { rm -f "$pid_file"; exit 0; }
+    running || { rm -f "$pid_file"; echo stopped; exit 0; }
     sleep 0.1
   done
   echo "error: the servers (pid $(<"$pid_file")) do not stop" >&2

@@ -164,7 +164,11 @@ def microseconds(timestamp: Any) -> int:
 
 
 class ProcessContext:
-    """The context of `process` and `on_timer`: key, times, timers and side outputs."""
+    """The context of `process` and `on_timer`: its members, `timestamp`, `watermark`, `timers`, `time_domain`.
+
+    `timestamp` (None without event time) and `watermark` are microseconds since the epoch; `timers` sets and deletes
+    timers of the key; `time_domain` is "event" or "processing" in `on_timer`.
+    """
 
     __slots__ = (
         "_clock",
@@ -293,7 +297,7 @@ def side_rows_of(sides: dict[str, list[Any]], tag: str) -> list[Any]:
 
 
 class OpenContext:
-    """The context of `open`: the job's name, the index of the subtask, and the parallelism."""
+    """The context of `open`: `job_name`, `subtask` (its index, from 0), `parallelism`."""
 
     __slots__ = ("job_name", "parallelism", "subtask")
 

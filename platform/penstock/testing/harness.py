@@ -252,7 +252,7 @@ class JobHarness:
     # --- state -----------------------------------------------------------------------------------------------------
 
     def state(self, uid: str, name: str) -> pl.DataFrame:
-        """Return the rows of a state as it is now, with its key columns; `penstock state ls` shows the names."""
+        """Return the rows of a state as it is now, with its key columns; `penstock state show` prints the names."""
         from penstock.snapshots.access.reading import read
 
         place = self._folder / f"state-{next(_numbers)}"
