@@ -177,11 +177,10 @@ class FileSourceFactory:
         newer = {path: size - had.get(path, 0) for path, size in now.items() if size > had.get(path, 0)}
         if not newer:
             return ""
-        names = [path if path not in had else f"the end of {path}" for path in newer]
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        verbs = "is newer than the job's list and is" if len(newer) == 1 else "are newer than the job's list and are"
-        found = f"{counted(len(newer), 'file')} ({sum(newer.values()):,} bytes)"
-        return f"{found} {verbs} not read: {', '.join(names[:_NAMED])}{more}"
+        told = [_growth(path, size, is_new=path not in had) for path, size in newer.items()]
+        rest = sum(list(newer.values())[_NAMED:])
+        more = [f"{counted(len(told) - _NAMED, 'more file')} with {rest:,} bytes"] if rest else []
+        return "; ".join([*told[:_NAMED], *more])
 
     def validate(self, spec: SourceSpec) -> None:
         """Check that there is a file and that the first one can be opened.
@@ -192,6 +191,12 @@ class FileSourceFactory:
         config = msgspec.convert(spec.config, _Config)
         split = FileEnumerator(config, first_run=True).discover(frozenset())[0]
         config.cursor(split.id, schema_from_text(spec.schema), split.state, BLOCK_BYTES).close()
+
+
+def _growth(path: str, size: int, *, is_new: bool) -> str:
+    if is_new:
+        return f"{path} is new since the job began: its {size:,} bytes are not read"
+    return f"{path} has grown since the job began: {size:,} bytes more are not read"
 
 
 class FileEnumerator:

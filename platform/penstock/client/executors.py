@@ -277,10 +277,11 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
     if options.name and options.name != graph.name:
         require_name(options.name, "job name")
         graph = msgspec.structs.replace(graph, name=options.name, file_name=graph.name)
-    warnings = repeated_output(graph)
+    warnings, unread = repeated_output(graph), list[str]()
     if not options.from_uri:
-        warnings += [*earlier_output(graph, fresh=options.fresh), *unread_input(graph, fresh=options.fresh)]
-    for warning in warnings:
+        unread = unread_input(graph, fresh=options.fresh)
+        warnings += earlier_output(graph, fresh=options.fresh)
+    for warning in (*warnings, *unread):
         logging.getLogger("penstock").warning("%s", warning)
     if options.from_uri or (not options.fresh and may_resume(graph)):
         from penstock.snapshots.access.declared import with_states
@@ -300,7 +301,7 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
         job_id = _running(client, graph.name) if options.attach else ""
         if not job_id:
             raise
-    return JobHandle(client, job_id, graph.name)
+    return JobHandle(client, job_id, graph.name, unread=tuple(unread))
 
 
 def _running(client: RestClient, name: str) -> str:
@@ -331,7 +332,7 @@ def _log_failures() -> OnPoll:
 
 def _with_log(result: JobResult, on_poll: OnPoll | None) -> JobResult:
     """Log a job that had nothing left to do, unless the caller displays it; return the result."""
-    if on_poll is None and result.nothing_left:
+    if on_poll is None and result.nothing_left and not result.unread:  # unread input was logged at the start
         text = "job %s had nothing left to do since %s (penstock run --fresh JOB starts over)"
         logging.getLogger("penstock").warning(text, result.name, result.resumed_from)
     return result
@@ -399,6 +400,7 @@ def run_to_end(
         bad_record_examples=counts.get("bad-record-examples", {}),
         late_rows=counts.get("late-records", {}),
         warnings=tuple(implausible_times(counts).values()),
+        unread=handle.unread,
         restored_checkpoint=(counts.get("restored") or {}).get("id"),
         resumed_from=resume_point(counts),
     )

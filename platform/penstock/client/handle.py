@@ -94,6 +94,8 @@ class JobHandle:
     clock: Clock = field(default_factory=SystemClock)
     #: The `--cluster` of commands in hints; empty if the command line finds the cluster without it.
     cluster: str = ""
+    #: Input that the job does not read (`client.start_warnings`).
+    unread: tuple[str, ...] = ()
 
     def command(self, command: str) -> str:
         """Return a `penstock` command on this job for a hint."""

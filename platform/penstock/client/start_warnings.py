@@ -88,8 +88,8 @@ def unread_input(graph: JobGraph, *, fresh: bool) -> list[str]:
         for uid, spec in sources:
             factory: ListedOnceFactory = load_factory(spec.factory)
             if uid in known and (unread := factory.unread(spec, known[uid])):
-                way = "read them in a run with another --name and an empty sink folder"
-                lines.append(f"source {uid}: {unread}; {way}, or all files again with --fresh and an empty sink folder")
+                way = "--fresh with an empty sink folder reads all input again"
+                lines.append(f"source {uid}: {unread}; {way}")
     return lines
 
 

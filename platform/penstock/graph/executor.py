@@ -37,6 +37,8 @@ class JobResult:
     bad_record_examples: dict[str, str] = field(default_factory=dict)
     #: Peculiarities of its input, a sentence each.
     warnings: tuple[str, ...] = ()
+    #: Input that it does not read because it is newer than its list of files, a sentence each source.
+    unread: tuple[str, ...] = ()
     #: The checkpoint or savepoint it started from.
     restored_checkpoint: int | None = None
     #: The same as text; empty for an empty start.

@@ -71,3 +71,11 @@ env.execute("live")
         "planned live: 2 subtasks; submitting it to http://127.0.0.1:1",
         "live 1 is submitted",
     ]
+
+
+def test_a_job_that_left_input_unread_is_not_told_that_nothing_was_left():
+    resumed = {"restored_checkpoint": 1, "resumed_from": "checkpoint 1", "rows_read": {"in": 0}}
+    assert _totals(result(**resumed)) == ["  nothing was left to do since checkpoint 1; --fresh starts over"]
+    lines = _totals(result(**resumed, unread=("source in: 5 bytes more are not read",)))
+    assert lines == ["  it resumed from checkpoint 1 and read no rows", "  source in: 5 bytes more are not read"]
+    assert _totals(result(rows_read={"in": 2}, unread=("u",))) == ["  read 2 rows from in", "  u"]

@@ -114,13 +114,15 @@ def test_files_that_appeared_or_grew_after_the_first_start_are_named(tmp_path):
     assert factory.unread(spec, listed) == ""
     with (tmp_path / "a.jsonl").open("a") as file:
         file.write("12345")
-    assert factory.unread(spec, listed).endswith(f"is not read: the end of {tmp_path / 'a.jsonl'}")
+    assert factory.unread(spec, listed) == (
+        f"{tmp_path / 'a.jsonl'} has grown since the job began: 5 bytes more are not read"
+    )
     for name in ("c.jsonl", "d.jsonl", "e.jsonl"):
         (tmp_path / name).write_text("123456789")
     (tmp_path / "b.jsonl").unlink()
     news = factory.unread(spec, listed)
-    assert news.startswith("4 files (32 bytes) are newer than the job's list and are not read: the end of ")
-    assert news.endswith(f"{tmp_path / 'd.jsonl'} and 1 more")
+    assert f"; {tmp_path / 'c.jsonl'} is new since the job began: its 9 bytes are not read; " in news
+    assert news.endswith("; 1 more file with 9 bytes")
 
 
 def test_many_files_are_read_side_by_side(tmp_path):

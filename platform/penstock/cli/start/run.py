@@ -216,6 +216,9 @@ def _document(result: JobResult) -> dict[str, Any]:
 
 def _totals(result: JobResult) -> list[str]:
     """Return the totals of an ended job (rows read, written, dropped), one line each."""
+    unread = [f"  {line}" for line in result.unread]
+    if result.nothing_left and unread:
+        return [f"  it resumed from {result.resumed_from} and read no rows", *unread]
     if result.nothing_left:
         return [f"  nothing was left to do since {result.resumed_from}; --fresh starts over"]
     lines = [f"  read {counted(count, 'row')} from {uid}" for uid, count in result.rows_read.items()]
@@ -226,7 +229,7 @@ def _totals(result: JobResult) -> list[str]:
         lines.append(f"  bad records in source {uid}{since}: {count:,}{first}")
     lines += [f"  dropped {counted(count, 'late row')} at {name}" for name, count in result.late_rows.items()]
     lines += [f"  wrote {counted(count, 'row')} to {uid}" for uid, count in result.rows_written.items()]
-    lines += [f"  {warning}" for warning in result.warnings]
+    lines += [*(f"  {warning}" for warning in result.warnings), *unread]
     if result.jobmanagers_replaced:
         lines.append("  its JobManager was replaced; these counts begin there")
     if result.restarts:

@@ -17,6 +17,7 @@ from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.recovery import RecoveryPlan
 from penstock.connector.sink import SinkSpec
 from penstock.connector.source import SourceSpec
+from penstock.core.counts import counted
 from penstock.core.snapshot import Committable, pending_text
 from penstock.graph.execution_graph import Placement, PlanIds, peers_of, plan
 from penstock.graph.job_graph import JobGraph, OperatorSpec, required_slots
@@ -102,7 +103,8 @@ class Recovered:
         if self.accepted_duplicates:
             what += ", older than output that may have been published (--accept-duplicates)"
         what += f"; pending output: {pending_text(self.plan.pending)}"
-        return f"{what}; earlier runs whose open output is discarded: {len(self.fence)}" if self.fence else what
+        runs = counted(len(self.fence), "earlier run")
+        return f"{what}; the output of {runs} that no checkpoint completed is discarded" if self.fence else what
 
     @property
     def start_timeout_ms(self) -> int:

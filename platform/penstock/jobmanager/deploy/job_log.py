@@ -20,7 +20,7 @@ from penstock.core.event_log import Entry
 from penstock.core.snapshot import Committable
 from penstock.graph.execution_graph import PlanIds
 from penstock.graph.in_flight import assign_rows
-from penstock.graph.job_graph import JobGraph
+from penstock.graph.job_graph import JobGraph, unbounded_sources
 from penstock.graph.restore_plan import assign_state, with_held
 from penstock.graph.state_check import check_states, require_fit, require_same_places
 from penstock.jobmanager.deploy.deployment import Recovered, publishing_sinks
@@ -90,11 +90,14 @@ def require_resumable(graph: JobGraph, run_id: str, entries: Sequence[LogEntry])
 def _require_unchanged(graph: JobGraph, restored: Manifest, run_id: str) -> None:
     if msg := restored.change_of(graph.fingerprint):
         folder = f"{graph.settings.checkpoint_root.rstrip('/')}/{graph.name}"
+        make = f"`penstock state repartition {folder} NEW` makes one of the checkpoint: add --from NEW"
         if uri := restored.savepoint_uri:
-            hint = f"it was stopped with one: add --from {uri}"
-        else:
-            hint = f"`penstock state repartition {folder} NEW` makes one of the checkpoint: add --from NEW"
-        raise StateMismatchError(msg, hint=f"{hint}; or start over with --fresh")
+            hint = f"it was stopped with one: add --from {uri}; or start over with --fresh"
+        elif "://" in folder and unbounded_sources(graph):
+            hint = f"{make}; or start over with --fresh"
+        else:  # its input can be read again, or the job runs on the user's machine
+            hint = f"start over with --fresh; or, to keep the state, {make}"
+        raise StateMismatchError(msg, hint=hint)
     if restored.run_id != run_id:
         require_same_places(graph, restored.subtasks)
 

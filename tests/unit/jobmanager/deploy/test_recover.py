@@ -7,10 +7,12 @@ import pytest
 from tests.unit.jobmanager.conftest import JOB, SOURCE, make_graph
 
 from penstock.checkpoint.manifest_log import LogEntry, Manifest
+from penstock.checkpoint.recovery import RecoveryPlan
 from penstock.core.errors import StateMismatchError
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable, OperatorStateSnapshot, SubtaskSnapshot
-from penstock.jobmanager.deploy.job_log import JobIdentity, plan_restore
+from penstock.jobmanager.deploy.deployment import Recovered
+from penstock.jobmanager.deploy.job_log import JobIdentity, plan_restore, require_resumable
 from penstock.jobmanager.messages.events import LogRead
 
 PERMIT = CommitPermit(job_id=JOB, run_id="r2", generation=2, checkpoint_id=0, manifest_sequence=1)
@@ -74,3 +76,27 @@ def test_unpublished_output_is_never_left_behind():
     source = msgspec.structs.replace(savepoint(), pending=(owed,))
     with pytest.raises(StateMismatchError, match="sink 'old-sink' has unpublished output"):
         plan_restore(make_graph(), LEAVE, log_from(source), deployed_before=False)
+
+
+@pytest.mark.parametrize(
+    ("root", "bounded", "first"),
+    [
+        ("s3://bucket", False, "`penstock state repartition s3://bucket/"),
+        ("s3://bucket", True, "start over with --fresh; or, to keep the state, `penstock state repartition s3://"),
+        ("/checkpoints", False, "start over with --fresh; or, to keep the state, `penstock state repartition /check"),
+    ],
+)
+def test_a_changed_job_starts_over_first_if_it_is_bounded_or_local(root, bounded, first):
+    own = savepoint(kind="checkpoint", graph_fingerprint="another", operators={}, subtasks=())
+    with pytest.raises(StateMismatchError) as caught:
+        require_resumable(
+            make_graph(bounded=bounded, checkpoint_root=root), "r2", [LogEntry(manifest=own, permit=PERMIT)]
+        )
+    assert caught.value.hint.startswith(first)
+
+
+def test_a_recovery_tells_how_many_runs_lose_output():
+    plan = RecoveryPlan(None, None, (), (("job", "r0"), ("job", "r1")), 1, ())
+    assert Recovered(plan, None, plan.fence).text.endswith(
+        "; the output of 2 earlier runs that no checkpoint completed is discarded"
+    )
