@@ -36,12 +36,20 @@ def places_of_changes(function: Any, state: str) -> list[str]:
     """Return `file:line in method` of each change of a state in the class of a function and its bases, in order."""
     places = [
         f"{code.co_filename}:{line} in {name}"
-        for base in type(function).__mro__
-        for name, method in vars(base).items()
+        for _, name, method in methods_of(type(function))
         for code in _codes(method)
         for line in _changing_lines(code, state)
     ]
     return list(dict.fromkeys(places))
+
+
+def methods_of(kind: type) -> Iterator[tuple[type, str, FunctionType]]:
+    """Yield the methods of a class and its bases, without their decorators: class, name, function."""
+    for base in kind.__mro__:
+        for name, member in vars(base).items():
+            method = inspect.unwrap(member) if inspect.isroutine(member) else None
+            if isinstance(method, FunctionType):
+                yield base, name, method
 
 
 def none_hint(error: BaseException) -> str:
@@ -89,10 +97,9 @@ def _of(name: str, state: Any) -> str:
     return ""
 
 
-def _codes(method: Any) -> Iterator[CodeType]:
+def _codes(method: FunctionType) -> Iterator[CodeType]:
     """Yield the code of a method and of the functions within it."""
-    unwrapped = inspect.unwrap(method) if callable(method) else method
-    waiting: list[Any] = [unwrapped.__code__] if isinstance(unwrapped, FunctionType) else []
+    waiting = [method.__code__]
     for code in waiting:
         yield code
         waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]

@@ -10,13 +10,14 @@ import ast
 import inspect
 import textwrap
 from pathlib import Path
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import GraphError
+from penstock.functions.state_calls import methods_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from types import FunctionType
 
 #: Kind of a state in the config of an operator (none: a value) -> the call that changes it.
 _CHANGES = {
@@ -38,23 +39,22 @@ def refuse_assignments(function: Any, kinds: Mapping[str, str], where: str) -> N
     Raises:
         GraphError: one does; it names the class, the attribute and the line.
     """
-    for base in type(function).__mro__:
+    for base, _, method in methods_of(type(function)):
         if base.__module__.startswith("penstock."):
             continue
-        for method in map(inspect.unwrap, filter(inspect.isroutine, vars(base).values())):
-            for name, line, deletes in _assignments(method):
-                if name not in kinds:
-                    continue
-                place = f"{Path(method.__code__.co_filename).name}:{line} in {method.__name__}"
-                does, shown = ("deletes", f"del self.{name}") if deletes else ("assigns to", f"self.{name} = ...")
-                change = "clear()" if deletes else _CHANGES.get(kinds[name], "update(value)")
-                msg = f"{where}: {base.__name__} {does} its state: {shown} at {place}"
-                raise GraphError(msg, hint=f"the state stays the same object: write self.{name}.{change}")
+        for name, line, deletes in _assignments(method):
+            if name not in kinds:
+                continue
+            place = f"{Path(method.__code__.co_filename).name}:{line} in {method.__name__}"
+            does, shown = ("deletes", f"del self.{name}") if deletes else ("assigns to", f"self.{name} = ...")
+            change = "clear()" if deletes else _CHANGES.get(kinds[name], "update(value)")
+            msg = f"{where}: {base.__name__} {does} its state: {shown} at {place}"
+            raise GraphError(msg, hint=f"the state stays the same object: write self.{name}.{change}")
 
 
-def _assignments(method: Any) -> Iterator[tuple[str, int, bool]]:
+def _assignments(method: FunctionType) -> Iterator[tuple[str, int, bool]]:
     """Yield name and line of each attribute of its object that a method sets or deletes, and whether it deletes it."""
-    if not isinstance(method, FunctionType) or not method.__code__.co_argcount:
+    if not method.__code__.co_argcount:
         return
     own = method.__code__.co_varnames[0]
     try:
