@@ -225,17 +225,18 @@ class KeyedProcessOperator(Operator):
         while start < len(times):
             owners, due, reached = self._due_until(until, most)
             stop = len(times) if reached == until else int(np.searchsorted(times, reached + 1, "right"))
-            self._process_by_key(data.slice(start, stop - start), (owners, due), reached, out)
+            self._process_by_key(data.slice(start, stop - start), times[start:stop], (owners, due), reached, out)
             if stop < len(times):
                 self._advance(min(int(times[stop]) - 1, until), out)
             start = stop
 
-    def _process_by_key(self, data: pa.RecordBatch, timers: tuple[I32, I64], until: int, out: Collector) -> None:
-        """Process rows, and the given timers, which are those up to `until`."""
-        handler, ts = self._handlers[0], ts_of(data)
+    def _process_by_key(
+        self, data: pa.RecordBatch, times: I64, timers: tuple[I32, I64], until: int, out: Collector
+    ) -> None:
+        """Process rows, with their times, and the given timers, which are those up to `until`."""
+        handler = self._handlers[0]
         assert self._function is not None  # noqa: S101 - opened
         assert handler.key is not None  # noqa: S101 - a keyed input
-        assert ts is not None  # noqa: S101 - there are timers of event time
         assert isinstance(self._event, TimerQueue)  # noqa: S101 - they are handled
         keys = key_columns(data, handler.key)
         slots = self._state.upsert(keys, hash_key_columns(keys, data.num_rows))
@@ -258,7 +259,7 @@ class KeyedProcessOperator(Operator):
             most=max(data.num_rows, self._limits.output_rows),
         )
         try:
-            runs.run(handler.decoder.rows(rows), local[order], ts.to_numpy()[order])
+            runs.run(handler.decoder.rows(rows), local[order], times[order])
         except Exception as error:
             raise user_error(self._where, error, self._newest(handler, rows)) from error
         self._watermarks.advance(until)
