@@ -1,4 +1,4 @@
-"""What short checkpoint intervals cost: `python -m tests.bench.checkpoint_interval cost | changes`.
+"""The cost of short checkpoint intervals: `python -m tests.bench.checkpoint_interval cost | changes`.
 
 `cost`: a small job (windows of a second by user) with a checkpoint every 10 s and every 100 ms, in turn, each in a
 separate process tree measured from outside. CPU seconds are without those of the same job over few rows (start-up).

@@ -342,7 +342,7 @@ def _watermark_overtakes_restored(patch: Patch) -> None:
 
 
 def _later_ack_counts(patch: Patch) -> None:
-    """What a subtask acknowledges counts for the oldest checkpoint under way, whichever it was for."""
+    """An acknowledgement counts for the oldest checkpoint under way, also if it is of a newer one."""
     ack = CheckpointCoordinator.ack
 
     def for_oldest(self: CheckpointCoordinator, checkpoint_id: int, execution: Any, given: Any) -> Any:

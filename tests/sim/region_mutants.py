@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,28 +44,25 @@ def _acks_of_the_killed(patch: Patch) -> None:
 
 def _newest_aborted(patch: Patch) -> None:
     """One checkpoint is aborted, as if no other could be under way: the killed executions may be part of the others."""
-    pause = CheckpointCoordinator.pause
-
-    def newest_alone(self: CheckpointCoordinator, executions: Any, reason: str) -> list[Any]:
-        kept = dict(list(self._pending.items())[:-1])
-        aborted = pause(self, executions, reason)
-        self._pending |= kept
-        return [abort for abort in aborted if abort.pending.checkpoint_id not in kept]
-
-    patch.setattr(CheckpointCoordinator, "pause", newest_alone)
+    _keep(patch, lambda pending: list(pending)[:-1])
 
 
 def _complete_appended(patch: Patch) -> None:
     """A checkpoint that waits for an append is appended after it, though the region may have read the log."""
+    _keep(patch, lambda pending: [number for number, checkpoint in pending.items() if checkpoint.complete])
+
+
+def _keep(patch: Patch, chosen: Callable[[Mapping[int, Any]], list[int]]) -> None:
+    """Let a pause abort no checkpoint whose id `chosen` returns."""
     pause = CheckpointCoordinator.pause
 
-    def complete_kept(self: CheckpointCoordinator, executions: Any, reason: str) -> list[Any]:
-        kept = {number: pending for number, pending in self._pending.items() if pending.complete}
+    def paused(self: CheckpointCoordinator, executions: Any, reason: str) -> list[Any]:
+        kept = {number: self._pending[number] for number in chosen(self._pending)}
         aborted = pause(self, executions, reason)
         self._pending |= kept
         return [abort for abort in aborted if abort.pending.checkpoint_id not in kept]
 
-    patch.setattr(CheckpointCoordinator, "pause", complete_kept)
+    patch.setattr(CheckpointCoordinator, "pause", paused)
 
 
 def _without_the_region(patch: Patch) -> None:

@@ -277,10 +277,10 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
     if options.name and options.name != graph.name:
         require_name(options.name, "job name")
         graph = msgspec.structs.replace(graph, name=options.name, file_name=graph.name)
-    warnings, unread = repeated_output(graph), list[str]()
+    warnings, unread = repeated_output(graph), []
     if not options.from_uri:
-        unread = unread_input(graph, fresh=options.fresh)
         warnings += earlier_output(graph, fresh=options.fresh)
+        unread = unread_input(graph, fresh=options.fresh)
     for warning in (*warnings, *unread):
         logging.getLogger("penstock").warning("%s", warning)
     if options.from_uri or (not options.fresh and may_resume(graph)):

@@ -204,7 +204,7 @@ def _check_delivery(graph: StreamGraph) -> None:
 
 
 def _check_folders(graph: StreamGraph) -> None:
-    """Check that each sink has a local folder of its own: readers of a folder cannot tell the rows of two sinks."""
+    """Refuse a local folder with two sinks: its readers cannot tell which sink wrote a row."""
     sinks: dict[str, StreamNode] = {}
     for node in graph.nodes:
         place = _config(node, "sink").get("place", "") if node.operator.kind == "sink" else ""
@@ -213,7 +213,7 @@ def _check_folders(graph: StreamGraph) -> None:
         folder = os.path.normpath(place)
         if folder in sinks:
             msg = f"two sinks write to the folder {folder}: {_at(sinks[folder])} and {_at(node)}"
-            raise GraphError(msg, hint="give each a folder of its own, or join the streams with .union(...) first")
+            raise GraphError(msg, hint="give each sink its own folder, or join the streams with .union(...) first")
         sinks[folder] = node
 
 

@@ -128,7 +128,7 @@ MISTAKES = {
     "two sinks into one folder": (
         "timed.sink_to(FileSink('/tmp/out'), uid='a')\nplain.sink_to(FileSink('/tmp/x/../out/'), uid='b')",
         rf"two sinks write to the folder /tmp/out: Sink: a at job.py:{LINE} and Sink: b at job.py:{LINE + 1}",
-        "a folder of its own, or join the streams with .union",
+        "give each sink its own folder, or join the streams with .union",
     ),
     "a uid that is no name": ("plain.sink_to(sink, uid='my sink')", "'my sink' cannot be used", "letters"),
     "a job's name that is none": ("plain.sink_to(sink, uid='s')\nenv.execute('my job')", "'my job'", "letters"),
