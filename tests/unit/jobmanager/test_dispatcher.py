@@ -240,6 +240,10 @@ async def started(store, dispatcher_of, tmp_path):
     dispatcher, _ = dispatcher_of()
     await dispatcher.recover()
     await settled(dispatcher)
+    # a driver writes its attempt into the lease in a thread: a test that deletes the file meanwhile would get it back
+    for job in dispatcher._jobs.values():
+        while writing := [task for task in job.driver._tasks if task.get_coro().__name__ != "_renew_lease"]:
+            await asyncio.wait(writing)
     yield dispatcher, tmp_path / "job"
     assert dispatcher.summary("other").state == "CREATED", dispatcher.exceptions("other")[0].error
 
