@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ AIRFLOW_VENV = ROOT / ".venv-airflow"
 AIRFLOW_LOCK = ROOT / "infra" / "airflow.lock"
 VERSIONS = ((3, 13), (3, 12), (3, 11))
 REPORT_EVERY_S = 10.0
+NEEDED_BYTES = 5_000_000_000
 # once here, so that the processes of the first cluster do not all compile at the same time; the imports compile the
 # sources too
 KERNELS = """
@@ -106,6 +108,7 @@ def main(arguments: list[str]) -> int:
         [str(VENV / "bin" / "penstock"), "demo", *rest] if command == "demo" else [str(PYTHON), "-m", "pytest", *rest]
     )
     if command == "test":
+        _warn_of_little_space()
         os.chdir(ROOT)
     sys.stdout.flush()
     os.execv(line[0], line)  # noqa: S606  the list is ours, and no shell is wanted
@@ -113,6 +116,15 @@ def main(arguments: list[str]) -> int:
 
 
 # --- tests
+
+
+def _warn_of_little_space() -> None:
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    if free < NEEDED_BYTES:
+        say(
+            f"{free / 1e9:.1f} GB are free in {tempfile.gettempdir()}; the whole suite needs {NEEDED_BYTES / 1e9:.0f} GB:"
+            " tests may fail with `No space left on device` (free some, or set TMPDIR)"
+        )
 
 
 def pytest_arguments(given: Sequence[str]) -> list[str]:
@@ -203,6 +215,8 @@ def _environment(venv: Path, lock: Path, stamp: Path, steps: Sequence[tuple[str,
         if not (venv / "bin" / "pip").exists():
             run(f"adding pip to {venv.name}", [str(inside), "-m", "ensurepip"])
         _install_with([str(inside), "-m", "pip", "install", "--quiet"], lock)
+    elif Path(uv).is_relative_to(_cache()):  # each build of pyspark leaves 2 GB that nothing uses again
+        run("removing unused packages from the cache", [uv, "cache", "prune", "--quiet"])
     for title, program in steps:
         run(title, [str(inside), "-c", program])
     stamp.write_text(wanted)

@@ -11,7 +11,7 @@ from tests.unit.operators.test_text_memory import AGGREGATES, KEYS, LIMIT, SIZE,
 @pytest.mark.parametrize("kind", WINDOWS)
 def test_little_memory_is_taken_that_is_not_counted(tmp_path, kind):
     """What is moved, written and encoded comes on top: some megabytes, here."""
-    for name, keys in (("before", KEYS), ("then", 4 * KEYS)):  # the first time code is loaded
+    for name, keys in (("before", KEYS), ("then", 6 * KEYS)):  # the first time code is loaded
         job = Job(tmp_path / name, kind)
         tracemalloc.start()
         for first in range(0, keys, SIZE):
@@ -20,4 +20,4 @@ def test_little_memory_is_taken_that_is_not_counted(tmp_path, kind):
         tracemalloc.stop()
         job.store.close()
     assert job.budget.peak_bytes > LIMIT // 2, "it was not full"
-    assert most < 4 * LIMIT < 4 * KEYS * len(AGGREGATES) * len(text(0, 0))
+    assert most < 6 * LIMIT < 6 * KEYS * len(AGGREGATES) * len(text(0, 0))

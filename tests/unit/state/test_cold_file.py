@@ -130,9 +130,9 @@ def test_keys_of_one_hash_are_told_apart(table):
 @pytest.mark.parametrize("sparse", [1, 1 << 40])
 def test_many_keys_at_the_end_of_the_range_make_the_file_grow(tmp_path, monkeypatch, sparse):
     given(monkeypatch, sparse_bytes=sparse)
-    owned = HashRange(0, 1_000_000)
+    owned = HashRange(0, 10_000)
     table = Table(tmp_path, owned)
-    slots = table.slots([(n, 0) for n in range(1500)], [1_000_000 - n // 100 for n in range(1500)])
+    slots = table.slots([(n, 0) for n in range(1500)], [10_000 - n // 100 for n in range(1500)])
     table.put(slots, slots)
     assert table.get(slots) == slots.tolist()
     assert table.rows._files[0].capacity > module._FIRST_RECORDS
