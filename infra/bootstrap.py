@@ -122,8 +122,8 @@ def _warn_of_little_space() -> None:
     free = shutil.disk_usage(tempfile.gettempdir()).free
     if free < NEEDED_BYTES:
         say(
-            f"{free / 1e9:.1f} GB are free in {tempfile.gettempdir()}; the whole suite needs {NEEDED_BYTES / 1e9:.0f} GB:"
-            " tests may fail with `No space left on device` (free some, or set TMPDIR)"
+            f"{free / 1e9:.1f} GB are free in {tempfile.gettempdir()}; the whole suite needs"
+            f" {NEEDED_BYTES / 1e9:.0f} GB: tests may fail with `No space left on device` (free some, or set TMPDIR)"
         )
 
 
