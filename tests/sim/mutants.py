@@ -7,6 +7,7 @@ faults and the plan are directed at it. Used by `test_mutants.py`.
 from __future__ import annotations
 
 import random
+import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from penstock.connector.sink import SinkContext
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.permits import CommitPermit
 from penstock.jobmanager.checkpoints.checkpointing import Checkpointing, checkpoint_entry
+from penstock.jobmanager.checkpoints.savepoint_copy import SavepointCopy
 from penstock.jobmanager.deploy import job_log as recover
 from penstock.jobmanager.master import job_master
 from penstock.jobmanager.messages.commands import DeleteEntries
@@ -39,7 +41,7 @@ from penstock.operators.sources.source_operator import SourceOperator
 from penstock.state.log.segment_log import LogView, SegmentLog
 from penstock.state.memory.limits import StateLimits
 from penstock.state.panes.pane_table import PaneTable
-from penstock.task.checkpoint import restore
+from penstock.task.checkpoint import restore, savepoint_copy
 from penstock.task.drive import subtask
 
 Patch = pytest.MonkeyPatch
@@ -387,6 +389,28 @@ def _subsumed_output_dropped(patch: Patch) -> None:
     patch.setattr(SinkOperator, "notify_aborted", dropping)
 
 
+def _sealed_early(patch: Patch) -> None:
+    """The manifest of a savepoint is written after its first part."""
+    written = SavepointCopy.part_written
+
+    def early(self: SavepointCopy, message: Any) -> Any:
+        first = not self._written
+        return written(self, message) or ([self._seal()] if first else [])
+
+    patch.setattr(SavepointCopy, "part_written", early)
+
+
+def _parts_share_names(patch: Patch) -> None:
+    """Each worker numbers the files of its part from 0, as one worker that writes all does."""
+    put = savepoint_copy.SavepointWriter._put
+
+    def numbered(self: Any, key: str, data: bytes) -> Any:
+        return put(self, re.sub(r"part-\d+-", "part-", key), data)
+
+    patch.setattr(savepoint_copy.SavepointWriter, "_put", numbered)
+
+
+_SAVED = {"phases": [Phase(2, "stop"), Phase(2, "finish", from_savepoint=True)]}
 _STAGES = [Phase(1, "cancel"), Phase(2, "cancel"), Phase(1, "cancel"), Phase(1, "finish")]
 _LONG = {"input_ms": 3000.0, "size_ms": 400, "slide_ms": 400, "inline_bytes": 0, "phases": [Phase(2, "finish")]}
 _HASTY = {"checkpoint_interval_ms": 40, "checkpoint_timeout_ms": 60}
@@ -561,4 +585,6 @@ MUTANTS = (
         _OVERTAKING,
         seeds=20,
     ),
+    Mutant("savepoint sealed after its first part", _sealed_early, {}, {}, _SAVED, likely=2),
+    Mutant("files of a savepoint's parts share names", _parts_share_names, {}, {}, _SAVED, likely=2),
 )

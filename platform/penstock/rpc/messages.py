@@ -119,14 +119,28 @@ class ResolvePending(Message, frozen=True, kw_only=True):
 
 
 class WriteSavepoint(Message, frozen=True, kw_only=True):
-    """Write a completed checkpoint to `uri` as a self-contained savepoint; answered by SavepointWritten."""
+    """Copy some subtasks of a completed checkpoint to `uri`, as a part of a savepoint; answered by SavepointPart."""
 
     job_id: str
     savepoint_id: str
     uri: str
     checkpoint_root: str
     job_name: str
-    #: `checkpoint.manifest_log.encode_manifest` bytes.
+    #: The checkpoint with the subtasks of this part (`checkpoint.savepoint_parts`), as `encode_manifest` bytes.
+    manifest: bytes
+    #: Number of the part.
+    part: int
+
+
+class SealSavepoint(Message, frozen=True, kw_only=True):
+    """Write the manifest of a savepoint whose parts are written; answered by SavepointWritten."""
+
+    job_id: str
+    savepoint_id: str
+    uri: str
+    checkpoint_root: str
+    job_name: str
+    #: The joined parts, as `encode_manifest` bytes.
     manifest: bytes
 
 
@@ -207,6 +221,7 @@ WorkerCommand = (
     | AssignSplits
     | ResolvePending
     | WriteSavepoint
+    | SealSavepoint
     | AskSubtask
     | SampleStacks
     | DumpThreads
@@ -286,8 +301,20 @@ class PendingResolved(Message, frozen=True, kw_only=True):
     error: str = ""
 
 
+class SavepointPart(Message, frozen=True, kw_only=True):
+    """Answer to WriteSavepoint: the part's manifest, which refers to the written files, or an error."""
+
+    job_id: str
+    savepoint_id: str
+    uri: str
+    part: int
+    #: `encode_manifest` bytes.
+    manifest: bytes = b""
+    error: str = ""
+
+
 class SavepointWritten(Message, frozen=True, kw_only=True):
-    """Answer to WriteSavepoint."""
+    """Answer to SealSavepoint."""
 
     job_id: str
     savepoint_id: str
@@ -382,6 +409,7 @@ WorkerReport = (
     | CheckpointDeclined
     | OutputPublished
     | PendingResolved
+    | SavepointPart
     | SavepointWritten
     | WorkerMetrics
     | WorkerReady

@@ -19,9 +19,9 @@ from penstock.api.building.operator_nodes import append_end
 from penstock.api.environment import Environment
 from penstock.api.job_file import planned
 from penstock.api.streams import DataStream
-from penstock.checkpoint.manifest_log import Manifest, encode_manifest
+from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.recovery import absolute_paths
-from penstock.checkpoint.stores import open_store
+from penstock.checkpoint.stores import join_uri, open_store
 from penstock.client.in_process import JOB_ID, RUN_ID, Checkpoint, InProcessJob
 from penstock.client.kernels import compile_kernels
 from penstock.config.settings import parse_duration_ms
@@ -34,7 +34,6 @@ from penstock.core.views import plain_schema
 from penstock.graph.job_graph import JobGraph, JobVertex, OperatorSpec
 from penstock.graph.rescale import is_single
 from penstock.operators.rows.columns import without_ts
-from penstock.rpc.messages import WriteSavepoint
 from penstock.snapshots.access.opening import open_snapshot, open_target
 from penstock.task.checkpoint.savepoint_copy import write_savepoint
 from penstock.testing.fault_plan import Fault, drawn
@@ -298,12 +297,9 @@ class JobHarness:
             # the job's own store is memory of this process
             origin=target.uri,
         )  # fmt: skip
-        root, uri, data = graph.settings.checkpoint_root, target.uri, encode_manifest(manifest)
-        command = WriteSavepoint(
-            job_id=JOB_ID, savepoint_id="", uri=uri, checkpoint_root=root, job_name=graph.name, manifest=data
-        )
-        write_savepoint(command, open_store)
-        return uri
+        source = open_store(join_uri(graph.settings.checkpoint_root, graph.name))
+        write_savepoint(manifest, source, target)
+        return target.uri
 
     def _restart(self, graph: JobGraph) -> None:
         for feed in self._inputs.values():

@@ -14,14 +14,13 @@ import pytest
 from documents import ROOT, blocks, prose, rows
 
 from penstock.checkpoint.local_store import LocalStore
-from penstock.checkpoint.manifest_log import Manifest, encode_manifest
+from penstock.checkpoint.manifest_log import Manifest, decode_manifest, encode_manifest
 from penstock.checkpoint.stores import checksum_of, open_store
 from penstock.config.settings import JobSettings
 from penstock.core.keygroup import hash_range_of
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot, Tombstone
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import fixed_column, key_columns
-from penstock.rpc.messages import WriteSavepoint
 from penstock.state.cells.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.state_backend import KeyedStateRequest
@@ -132,12 +131,8 @@ def test_the_page_prints_the_query_of_the_example():
 
 def test_a_savepoint_read_by_duckdb_and_polars(job, tmp_path):
     folder, model = job
-    manifest = (folder / "manifests" / f"{3:020d}.json").read_bytes()
-    command = WriteSavepoint(
-        job_id="0" * 32, savepoint_id="s", uri=str(tmp_path / "sp"), manifest=manifest,
-        checkpoint_root=str(folder.parent), job_name="job",
-    )  # fmt: skip
-    write_savepoint(command, open_store)
+    manifest = decode_manifest((folder / "manifests" / f"{3:020d}.json").read_bytes())
+    write_savepoint(manifest, open_store(str(folder)), open_store(str(tmp_path / "sp")))
     reader = example("read_savepoint")
     for table in (
         reader.with_duckdb(str(tmp_path / "sp"), "totals").to_arrow_table(),

@@ -138,10 +138,15 @@ class FakeWorker:
                         published=tuple(c.id for c in command.committables),
                     )
                 ]
-            case msg.WriteSavepoint():
-                world.savepoints.append(command.uri)
-                done = msg.SavepointWritten(job_id=JOB, savepoint_id=command.savepoint_id, uri=command.uri)
-                return [msgspec.structs.replace(done, error=world.copy_error)]
+            case msg.WriteSavepoint(savepoint_id=asked, uri=uri, part=part):
+                error, written = world.copy_error, b"" if world.copy_error else command.manifest
+                answer = msg.SavepointPart(
+                    job_id=JOB, savepoint_id=asked, uri=uri, part=part, manifest=written, error=error
+                )
+                return [answer]
+            case msg.SealSavepoint(savepoint_id=asked, uri=uri):
+                world.savepoints.append(uri)
+                return [msg.SavepointWritten(job_id=JOB, savepoint_id=asked, uri=uri, error=world.copy_error)]
             case msg.FinishTasks():
                 return [self._state(task, "FINISHED") for task in self.tasks]
             case msg.CancelTasks():

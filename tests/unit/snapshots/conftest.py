@@ -14,7 +14,6 @@ from penstock.core.keygroup import hash_range_of
 from penstock.core.snapshot import Committable, FileRef, OperatorStateSnapshot, SubtaskSnapshot
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import fixed_column, key_columns
-from penstock.rpc.messages import WriteSavepoint
 from penstock.state.cells.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.state_backend import KeyedStateRequest
@@ -165,13 +164,7 @@ class Job:
 
     def savepoint(self, manifest, folder):
         """Write the checkpoint as a savepoint; return its folder."""
-        write_savepoint(
-            WriteSavepoint(
-                job_id="0" * 32, savepoint_id="s", uri=str(folder), manifest=encode_manifest(manifest),
-                checkpoint_root=str(self.root), job_name="job",
-            ),
-            open_store,
-        )  # fmt: skip
+        write_savepoint(manifest, open_store(f"{self.root}/job"), open_store(str(folder)))
         return str(folder)
 
     def close(self):

@@ -25,7 +25,7 @@ from penstock.checkpoint.coordinator import (
     RefuseRequest,
     TriggerBarrier,
 )
-from penstock.checkpoint.manifest_log import LogEntry, Manifest, encode_manifest, key_of
+from penstock.checkpoint.manifest_log import LogEntry, Manifest, key_of
 from penstock.checkpoint.recovery import RecoveryPlan, Trial, without_pending_output
 from penstock.checkpoint.retention import Sweeper, plan_retention
 from penstock.core.clock import utc_text
@@ -35,6 +35,7 @@ from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable, pending_text
 from penstock.graph.task_deployment import ExecutionId
 from penstock.jobmanager.checkpoints.checkpoint_history import CheckpointHistory
+from penstock.jobmanager.checkpoints.savepoint_copy import SavepointCopy
 from penstock.jobmanager.deploy.deployment import Deployment
 from penstock.jobmanager.messages.commands import (
     RESUME_HINT,
@@ -51,10 +52,10 @@ from penstock.rpc.messages import (
     CheckpointCompleted,
     CheckpointDeclined,
     LetBarriersOvertake,
+    SavepointPart,
     SavepointWritten,
     TriggerCheckpoint,
     WorkerCommand,
-    WriteSavepoint,
 )
 
 
@@ -171,19 +172,6 @@ def aborted_commands(deployment: Deployment, checkpoint_id: int) -> list[Command
     return _to_each_worker(deployment, message)
 
 
-def copy_command(deployment: Deployment, manifest: Manifest, savepoint_id: str, uri: str) -> SendToWorker:
-    """Return the command that makes a worker copy a checkpoint to `uri` as a savepoint."""
-    message = WriteSavepoint(
-        job_id=deployment.ids.job_id,
-        savepoint_id=savepoint_id,
-        uri=uri,
-        checkpoint_root=deployment.graph.settings.checkpoint_root,
-        job_name=manifest.job_name,
-        manifest=encode_manifest(manifest),
-    )
-    return SendToWorker(deployment.any_worker(), message)
-
-
 def checkpoint_entry(
     deployment: Deployment, pending: PendingCheckpoint, uncommitted: tuple[Committable, ...], noted: tuple[str, int]
 ) -> Manifest:
@@ -276,15 +264,6 @@ class _Request:
     for_change: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """A checkpoint, and the worker that copies it to a savepoint."""
-
-    checkpoint_id: int
-    sequence: int
-    worker_id: str
-
-
 class Checkpointing:
     """Checkpointing of one job for its whole life; `begin` and `halt` bracket each deployment."""
 
@@ -315,7 +294,7 @@ class Checkpointing:
         self._requests: dict[str, _Request] = {}
         self._withheld = WithheldOutput()
         #: Savepoints being copied, by their ids.
-        self._copying: dict[str, _Copy] = {}
+        self._copying: dict[str, SavepointCopy] = {}
         #: The final checkpoint of this deployment, once it is in the log.
         self.final_checkpoint: FinalCheckpoint | None = None
         #: A stop whose append had no known outcome when the deployment failed: the log decides.
@@ -410,7 +389,7 @@ class Checkpointing:
         assert self._coordinator is not None  # noqa: S101 - the job runs
         present = [execution.id for execution in self._running().executions.values()]
         commands = self._translate(self._coordinator.pause(present, reason), now_ms)
-        for savepoint_id in [asked for asked, copy in self._copying.items() if copy.worker_id in lost]:
+        for savepoint_id in [asked for asked, copy in self._copying.items() if copy.needs(lost)]:
             del self._copying[savepoint_id]
             commands.append(self._answer(OperationEnded(savepoint_id, error=reason)))
         return commands
@@ -625,12 +604,15 @@ class Checkpointing:
             return [failed]
         return [failed, *self._translate(self._coordinator.append_failed(checkpoint_id, text, now_ms), now_ms)]
 
-    def savepoint_written(self, message: SavepointWritten) -> list[CheckpointCommand]:
-        """Handle the end of a savepoint copy."""
-        copying = self._copying.pop(message.savepoint_id, None)
+    def copied(self, message: SavepointPart | SavepointWritten) -> list[CheckpointCommand]:
+        """Handle a written part of a savepoint copy, or its end."""
+        copying = self._copying.get(message.savepoint_id)
         if copying is None:
             return []
-        checkpoint_id = copying.checkpoint_id
+        if isinstance(message, SavepointPart) and not message.error:
+            return [*copying.part_written(message)]
+        del self._copying[message.savepoint_id]
+        checkpoint_id = copying.manifest.checkpoint_id or 0
         if not message.error:
             self.history.saved(checkpoint_id, message.uri)
         ending = self.final_checkpoint
@@ -719,13 +701,12 @@ class Checkpointing:
         return tuple(uncommitted.values())
 
     def _copy(self, manifest: Manifest, savepoint_id: str, uri: str) -> list[CheckpointCommand]:
-        command = copy_command(self._running(), manifest, savepoint_id, uri)
-        self._copying[savepoint_id] = _Copy(manifest.checkpoint_id or 0, manifest.sequence, command.worker_id)
-        return [command]
+        copy = self._copying[savepoint_id] = SavepointCopy(self._running(), manifest, savepoint_id, uri)
+        return [*copy.start()]
 
     def _retain(self, now_ms: int) -> list[CheckpointCommand]:
         retained = self._running().graph.settings.retained_checkpoints
-        pinned = {*self._withheld.base, *(copy.sequence for copy in self._copying.values())}
+        pinned = {*self._withheld.base, *(copy.manifest.sequence for copy in self._copying.values())}
         uncommitted = {ref.path for c in self.pending.values() for ref in c.files}
         plan = plan_retention(
             self._manifests, retained, pinned=pinned, in_use=uncommitted, abandoned=self._withheld.abandoned

@@ -200,9 +200,9 @@ class Deployment:
         late = [str(e.id) for e in self.executions.values() if e.state != "RUNNING"]
         return f"subtasks to run: {', '.join(late[:3])}" if late else "source splits"
 
-    def any_worker(self) -> str:
-        """Return a worker for work besides the tasks."""
-        return next(w.worker_id for w in self.workers.values() if w.endpoint)
+    def present_workers(self) -> list[str]:
+        """Return the workers that have started, for work besides the tasks."""
+        return [worker.worker_id for worker in self.workers.values() if worker.endpoint]
 
     def sources(self) -> list[tuple[str, OperatorSpec]]:
         """Return vertex id and operator of each source."""

@@ -277,8 +277,8 @@ class JobMaster:
                 decided = checkpointing.declined(report, now_ms)
             case msg.OutputPublished():
                 decided = checkpointing.published(report.committable_ids)
-            case msg.SavepointWritten():
-                decided = checkpointing.savepoint_written(report)
+            case msg.SavepointPart() | msg.SavepointWritten():
+                decided = checkpointing.copied(report)
             case msg.InputEnded(vertex_id=vertex_id, subtask=subtask, attempt=attempt):
                 deployment.executions[vertex_id, subtask].input_ended = True
                 decided = checkpointing.input_ended(ExecutionId(vertex_id, subtask, attempt), now_ms)

@@ -1,64 +1,80 @@
 """Writes a self-contained savepoint from a complete checkpoint's manifest: plain Parquet, readable by other tools.
 
-`<uri>/<uid>/<state>/part-<n>.parquet` contain the live rows (merged, deletions applied, sorted by key hash),
+`<uri>/<uid>/<state>/part-<subtask>-<n>.parquet` contain the live rows (merged, deletions applied, sorted by key hash),
 `<uri>/pending/...` the output not yet published, `<uri>/manifest.json` the manifest with paths relative to the
-savepoint. The manifest is written last: a folder without one is no savepoint. Runs as background work in some worker;
-all reads are verified.
+savepoint. Several workers write the parts, as background work; all reads are verified. The manifest is written last: a
+folder without one is no savepoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
 
-from penstock.checkpoint.manifest_log import SAVEPOINT_MANIFEST, Manifest, decode_manifest, encode_manifest
-from penstock.checkpoint.stores import checksum_of, join_uri, read_file
+from penstock.checkpoint.manifest_log import SAVEPOINT_MANIFEST, Manifest, encode_manifest
+from penstock.checkpoint.savepoint_parts import joined_copy, split_for_copy
+from penstock.checkpoint.stores import checksum_of, read_file
 from penstock.core.errors import StorageError
 from penstock.core.schema import schema_from_text
-from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment
+from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
 from penstock.state.log.segments import SegmentWriter, read_state, segment_of
 
 if TYPE_CHECKING:
     from penstock.checkpoint.store import ObjectStore
-    from penstock.rpc.messages import WriteSavepoint
 
 #: Rows of one part; a state has at least one part per subtask that had rows.
 PART_ROWS = 1_000_000
 
 
-def write_savepoint(command: WriteSavepoint, open_store: Callable[[str], ObjectStore]) -> FileRef:
-    """Write all files, then the manifest; return a reference to the manifest.
+def write_part(part: Manifest, source: ObjectStore, target: ObjectStore) -> Manifest:
+    """Write the files of a part; return the part with references to them.
 
-    Also called by `testing.harness`.
+    The names of files depend on the checkpoint alone: when another leader divides the same checkpoint into other
+    parts, a late writer replaces a file by the same bytes.
 
     Raises:
         SnapshotDamagedError: a file of the checkpoint is missing or damaged.
-        StorageError: the target cannot be written, or holds a savepoint already.
+        StorageError: the target cannot be written.
     """
-    manifest = decode_manifest(command.manifest)
-    source = open_store(join_uri(command.checkpoint_root, command.job_name))
-    target = open_store(command.uri)
-    writer = SavepointWriter(source, target)
-    subtasks = tuple(
-        msgspec.structs.replace(
+
+    def output(output: Committable) -> Committable:
+        _, _, digest = checksum_of(output.id.encode()).rpartition(":")
+        return SavepointWriter(source, target, f"{digest}-").output(output)
+
+    def subtask(subtask: SubtaskSnapshot) -> SubtaskSnapshot:
+        writer = SavepointWriter(source, target, f"{subtask.subtask:05d}-")
+        return msgspec.structs.replace(
             subtask,
-            keyed=tuple(writer.state(state) for state in subtask.keyed),
-            committables=tuple(writer.output(output) for output in subtask.committables),
+            keyed=tuple(map(writer.state, subtask.keyed)),
+            committables=tuple(map(output, subtask.committables)),
         )
-        for subtask in manifest.subtasks
+
+    return msgspec.structs.replace(
+        part, subtasks=tuple(map(subtask, part.subtasks)), pending=tuple(map(output, part.pending))
     )
-    copied = msgspec.structs.replace(
-        manifest,
-        kind="savepoint",
-        subtasks=subtasks,
-        pending=tuple(writer.output(output) for output in manifest.pending),
-        note=command.uri,
-        origin=manifest.origin or source.uri,
-    )
-    return writer.manifest(copied)
+
+
+def seal_savepoint(manifest: Manifest, target: ObjectStore) -> FileRef:
+    """Write the manifest of a savepoint whose parts are written; return a reference to it.
+
+    Raises:
+        StorageError: it cannot be written, or the folder holds a savepoint already.
+    """
+    return SavepointWriter(target, target).manifest(msgspec.structs.replace(manifest, kind="savepoint"))
+
+
+def write_savepoint(manifest: Manifest, source: ObjectStore, target: ObjectStore) -> FileRef:
+    """Write all parts and the manifest; return a reference to it. Called by `testing.harness`.
+
+    Raises:
+        SnapshotDamagedError, StorageError: as `write_part` and `seal_savepoint`.
+    """
+    copied = joined_copy(manifest, [write_part(part, source, target) for part in split_for_copy(manifest, 1)])
+    origin = manifest.origin or source.uri
+    return seal_savepoint(msgspec.structs.replace(copied, note=target.uri, origin=origin), target)
 
 
 class SavepointWriter:

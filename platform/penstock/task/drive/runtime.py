@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from penstock.checkpoint.manifest_log import Manifest, decode_manifest, encode_manifest
 from penstock.checkpoint.stores import join_uri, place_of, read_file
 from penstock.connector.sink import SinkSpec
 from penstock.core.elements import BarrierKind
@@ -36,7 +37,9 @@ from penstock.rpc.messages import (
     PendingResolved,
     ResolvePending,
     RunningTask,
+    SavepointPart,
     SavepointWritten,
+    SealSavepoint,
     TasksReported,
     TriggerCheckpoint,
     WorkerCommand,
@@ -47,7 +50,7 @@ from penstock.task.chain.environment import JobServices, TaskReports
 from penstock.task.chain.failure import describe
 from penstock.task.chain.uploader import Uploader
 from penstock.task.checkpoint.restore import keeps_keyed_state
-from penstock.task.checkpoint.savepoint_copy import write_savepoint
+from penstock.task.checkpoint.savepoint_copy import seal_savepoint, write_part
 from penstock.task.checkpoint.sink_recovery import resolve_pending
 from penstock.task.drive.state_queries import NOT_RUNNING, OpenQueries
 from penstock.task.drive.subtask import Subtask
@@ -147,7 +150,9 @@ class TaskRuntime:
             case ResolvePending():
                 self._resolve(command)
             case WriteSavepoint():
-                self._savepoint(command)
+                self._copy_part(command)
+            case SealSavepoint():
+                self._seal(command)
             case AskSubtask():
                 self._ask(command)
             case AskTasks():
@@ -363,7 +368,30 @@ class TaskRuntime:
         work = environment.slow_calls.watched(job_id, what, lambda: resolve_pending(command, environment))
         environment.blocking.submit(work, done)
 
-    def _savepoint(self, command: WriteSavepoint) -> None:
+    def _copy_part(self, command: WriteSavepoint) -> None:
+        environment = self._environment
+
+        def done(part: Manifest | None, error: BaseException | None) -> None:
+            environment.report(
+                SavepointPart(
+                    job_id=command.job_id,
+                    savepoint_id=command.savepoint_id,
+                    uri=command.uri,
+                    part=command.part,
+                    manifest=b"" if part is None else encode_manifest(part),
+                    error="" if error is None else describe(error)[0],
+                )
+            )
+
+        what = f"copying the savepoint to {place_of(command.uri)}"
+
+        def write() -> Manifest:
+            part, source = decode_manifest(command.manifest), environment.open_store(_job_folder(command))
+            return write_part(part, source, environment.open_store(command.uri))
+
+        environment.blocking.submit(environment.slow_calls.watched(command.job_id, what, write), done)
+
+    def _seal(self, command: SealSavepoint) -> None:
         environment = self._environment
 
         def done(manifest: FileRef | None, error: BaseException | None) -> None:
@@ -377,11 +405,18 @@ class TaskRuntime:
                 )
             )
 
-        what = f"copying the savepoint to {place_of(command.uri)}"
-        work = environment.slow_calls.watched(
-            command.job_id, what, lambda: write_savepoint(command, environment.open_store)
-        )
-        environment.blocking.submit(work, done)
+        what = f"writing the savepoint's manifest to {place_of(command.uri)}"
+
+        def write() -> FileRef:
+            manifest, origin = decode_manifest(command.manifest), environment.open_store(_job_folder(command)).uri
+            sealed = msgspec.structs.replace(manifest, note=command.uri, origin=manifest.origin or origin)
+            return seal_savepoint(sealed, environment.open_store(command.uri))
+
+        environment.blocking.submit(environment.slow_calls.watched(command.job_id, what, write), done)
+
+
+def _job_folder(command: WriteSavepoint | SealSavepoint) -> str:
+    return join_uri(command.checkpoint_root, command.job_name)
 
 
 def _running_task(subtask: Subtask, splits: set[str] | None) -> RunningTask:

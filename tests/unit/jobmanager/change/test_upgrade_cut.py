@@ -59,7 +59,7 @@ def test_a_leader_that_comes_late_to_a_stop_runs_the_old_version_on(world_of, gr
     assert_exact(world)
 
 
-@pytest.mark.parametrize("held", [msg.TriggerCheckpoint, msg.WriteSavepoint])
+@pytest.mark.parametrize("held", [msg.TriggerCheckpoint, msg.SealSavepoint])
 def test_a_users_stop_stays_the_users(world_of, graph_of, held):
     """An upgrade is refused from the moment it was asked for."""
     world = world_of(graph_of()).start().pass_time(1500)
@@ -115,7 +115,7 @@ def test_one_that_is_written_the_second_time_will_do(world_of, graph_of):
 
 def test_one_that_hangs_is_given_up_at_the_deadline(world_of, graph_of):
     world = world_of(graph_of()).start().pass_time(1500)
-    world.deaf.add(msg.WriteSavepoint)
+    world.deaf.add(msg.SealSavepoint)
     world.post(ask(world.graph, deadline_ms=10_000)).pass_time(9900)
     assert phase(world) is UpgradeStage.CHECKPOINT
     world.pass_time(3000)

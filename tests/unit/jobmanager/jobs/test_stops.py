@@ -26,7 +26,7 @@ def test_the_copy_of_a_stop_owes_nothing(world_of):
     """It is made after all is published; a marker may have expired when somebody starts from it."""
     world = world_of().start()
     world.post(ev.StopRequested("req", "memory://sp", drain=False))
-    (copy,) = [decode_manifest(m.manifest) for _, m in world.sent if isinstance(m, msg.WriteSavepoint)]
+    (copy,) = [decode_manifest(m.manifest) for _, m in world.sent if isinstance(m, msg.SealSavepoint)]
     assert copy.barrier == "stop"
     assert copy.pending == ()
     assert {part.committables for part in copy.subtasks} == {()}
@@ -38,7 +38,7 @@ def test_stop_with_savepoint_publishes_before_the_copy_and_the_end(world_of):
     world.post(ev.StopRequested("req", "memory://sp", drain=False))
     assert world.terminal == cmd.JobTerminal("FINISHED", "")
     names = kinds(world)
-    assert names.index("CheckpointCompleted") < names.index("WriteSavepoint") < names.index("FinishTasks")
+    assert names.index("CheckpointCompleted") < names.index("SealSavepoint") < names.index("FinishTasks")
     assert world.savepoints == ["memory://sp"]
     assert world.operations["req"] == cmd.OperationEnded("req", "memory://sp", 1, kind="stop")
     assert world.manifests()[-1].barrier == "stop"
@@ -46,10 +46,10 @@ def test_stop_with_savepoint_publishes_before_the_copy_and_the_end(world_of):
 
 def test_a_copy_that_takes_longer_than_a_checkpoint_may_is_waited_for(world_of, graph_of):
     world = world_of(graph_of(checkpoint_timeout_ms=5_000)).start()
-    world.deaf.add(msg.WriteSavepoint)
+    world.deaf.add(msg.SealSavepoint)
     world.post(ev.StopRequested("req", "memory://sp", drain=False))
     world.pass_time(60_000)
-    assert kinds(world).count("WriteSavepoint") == 1
+    assert kinds(world).count("SealSavepoint") == 1
     assert world.terminal is None
 
 
@@ -61,7 +61,7 @@ def test_drain_sends_the_drain_barrier(world_of):
 
 def test_a_failure_during_a_stop_leaves_the_job_restarting_and_the_stop_is_carried_out_then(world_of):
     world = world_of().start()
-    world.deaf.add(msg.WriteSavepoint)
+    world.deaf.add(msg.SealSavepoint)
     world.post(ev.StopRequested("req", "memory://sp"))
     assert world.terminal is None
     world.kill(next(iter(world.workers)))
@@ -124,7 +124,7 @@ def successor(world_of, world):
 @pytest.mark.parametrize("drain", [False, True])
 def test_the_next_leader_answers_the_stop_it_finds_in_the_log(world_of, drain):
     world = world_of().start()
-    world.deaf.add(msg.WriteSavepoint)
+    world.deaf.add(msg.SealSavepoint)
     world.post(ev.StopRequested("req", "memory://sp", drain))
     assert "req" not in world.operations
     after = successor(world_of, world)
@@ -171,12 +171,12 @@ async def test_where_a_savepoint_goes_is_tried_only_if_the_job_goes_on(world_of,
     for found in world.held_discovery:
         world.post(found)
     assert await tried(world)
-    world.deaf.add(msg.WriteSavepoint)
+    world.deaf.add(msg.SealSavepoint)
     world.post(ev.StopRequested("req", "memory://sp"))
     assert not await tried(world), "its sources are silent"
     after = successor(world_of, world)
     assert not await tried(after)
-    after.deaf.add(msg.WriteSavepoint)
+    after.deaf.add(msg.SealSavepoint)
     assert not await tried(after.start())
     assert after.terminal is None
     assert not await tried(successor(world_of, after).start())
@@ -184,7 +184,7 @@ async def test_where_a_savepoint_goes_is_tried_only_if_the_job_goes_on(world_of,
 
 def test_another_request_behind_a_stop_in_the_log_is_refused(world_of):
     world = world_of().start()
-    world.deaf.add(msg.WriteSavepoint)
+    world.deaf.add(msg.SealSavepoint)
     world.post(ev.StopRequested("req", "memory://sp"))
     after = successor(world_of, world)
     after.post(ev.SavepointRequested("other", "memory://other")).start()

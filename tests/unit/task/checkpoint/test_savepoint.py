@@ -2,21 +2,23 @@
 
 import io
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
 
 from penstock.checkpoint.manifest_log import Manifest, decode_manifest, encode_manifest
 from penstock.checkpoint.memory_store import MemoryStore
+from penstock.checkpoint.savepoint_parts import joined_copy, split_for_copy
 from penstock.checkpoint.stores import checksum_of
 from penstock.core.errors import SnapshotDamagedError, StorageError
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, SubtaskSnapshot, Tombstone
-from penstock.rpc.messages import SavepointWritten, WriteSavepoint
+from penstock.rpc.messages import SavepointPart, SavepointWritten, SealSavepoint, WriteSavepoint
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.log.segments import SegmentWriter, segment_of
-from penstock.task.checkpoint.savepoint_copy import write_savepoint
+from penstock.task.checkpoint.savepoint_copy import seal_savepoint, write_part
 
 SPEC = PaneTableSpec(pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),))
 SCHEMA = SPEC.segment_schema
@@ -64,16 +66,9 @@ def target():
 
 @pytest.fixture
 def write(source, target):
-    def run(manifest):
-        command = WriteSavepoint(
-            job_id="j",
-            savepoint_id="s",
-            uri="memory://savepoint",
-            checkpoint_root="memory://root",
-            job_name="name",
-            manifest=encode_manifest(manifest),
-        )
-        return write_savepoint(command, lambda uri: target if uri == "memory://savepoint" else source)
+    def run(manifest, most=1):
+        parts = [write_part(part, source, target) for part in split_for_copy(manifest, most)]
+        return seal_savepoint(joined_copy(manifest, parts), target)
 
     return run
 
@@ -114,13 +109,13 @@ def manifest(source, **changes):
 
 def test_a_savepoint_is_plain_parquet_that_anything_reads(write, source, target):
     ref = write(manifest(source))
-    data = target.read("totals/panes/part-00000.parquet")
+    data = target.read("totals/panes/part-00000-00000.parquet")
     rows = pl.read_parquet(io.BytesIO(data)).select("k", "total").sort("k").rows()
     assert rows == [(1, 111), (4, 400)]
     written = decode_manifest(target.read(ref.path))
     assert written.kind == "savepoint"
     (state,) = written.subtasks[0].keyed
-    assert [s.file.path for s in state.segments] == ["totals/panes/part-00000.parquet"]
+    assert [s.file.path for s in state.segments] == ["totals/panes/part-00000-00000.parquet"]
     assert state.tombstones == ()
     assert state.segments[0].rows == 2
 
@@ -136,13 +131,30 @@ def test_it_holds_its_own_copy_of_pending_output(write, source, target):
     assert target.list("pending/") == [file.path]
 
 
-def test_two_subtasks_of_a_state_have_a_part_each(write, source, target):
-    parts = tuple(
+def two_subtasks(source):
+    return tuple(
         SubtaskSnapshot(vertex_id="v", subtask=n, keyed=(keyed(segment(source, 10 + n, [(n, n, 0, n, False)])),))
-        for n in range(2)
+        for n in (3, 4)
     )
-    write(manifest(source, subtasks=parts, pending=()))
-    assert target.list("totals/panes/") == [f"totals/panes/part-0000{n}.parquet" for n in range(2)]
+
+
+def test_two_subtasks_of_a_state_have_a_file_each(write, source, target):
+    write(manifest(source, subtasks=two_subtasks(source), pending=()))
+    assert target.list("totals/panes/") == [f"totals/panes/part-0000{n}-00000.parquet" for n in (3, 4)]
+
+
+def test_it_is_the_same_in_one_part_and_in_several(write, source):
+    """A late writer of an earlier leader, with other parts, changes nothing."""
+    made = manifest(source)
+    made = msgspec.structs.replace(made, subtasks=(*made.subtasks, *two_subtasks(source)))
+    assert len(split_for_copy(made, 9)) == 4
+    written = []
+    for most in (1, 2, 9):
+        folder = MemoryStore("savepoint")
+        parts = [write_part(part, source, folder) for part in split_for_copy(made, most)]
+        seal_savepoint(joined_copy(made, parts[::-1]), folder)
+        written.append({key: folder.read(key) for key in folder.list("")})
+    assert written[0] == written[1] == written[2]
 
 
 def test_a_damaged_file_is_named_and_no_manifest_is_written(write, source, target):
@@ -160,20 +172,20 @@ def test_a_folder_that_holds_a_savepoint_is_refused_but_writing_the_same_again_i
         write(manifest(source, nonce="other"))
 
 
-def test_the_answer_names_the_manifest_or_the_error(world, source):
+def test_the_answer_has_the_part_or_the_error(world, source):
     w = world()
+    ids = {"job_id": "j", "savepoint_id": "s", "uri": "memory://x", "checkpoint_root": "memory://x", "job_name": "n"}
+    w.store, made = source, manifest(source)
     for broken in (False, True):
-        w.store = source
-        made = encode_manifest(manifest(source))
         if broken:
             source.delete("data/1")
-        command = WriteSavepoint(
-            job_id="j", savepoint_id="s", uri="memory://x", checkpoint_root="memory://x", job_name="n", manifest=made
-        )
-        w.runtime("sink").handle(command)
+        w.runtime("sink").handle(WriteSavepoint(manifest=encode_manifest(made), part=2, **ids))
         w.blocking.run_all()
-    good, bad = w.of(SavepointWritten)
-    assert good.manifest.path == "manifest.json"
-    assert good.error == ""
-    assert bad.manifest is None
+    good, bad = w.of(SavepointPart)
+    assert (good.part, good.error, bad.part, bad.manifest) == (2, "", 2, b"")
     assert "data/1 is missing" in bad.error
+    w.runtime("sink").handle(SealSavepoint(manifest=good.manifest, **ids))
+    w.blocking.run_all()
+    (sealed,) = w.of(SavepointWritten)
+    assert (sealed.manifest.path, sealed.error) == ("manifest.json", "")
+    assert decode_manifest(source.read("manifest.json")).note == "memory://x"
