@@ -92,11 +92,16 @@ def slow_calls(summary: dict[str, Any], now_ms: int | None = None) -> dict[str, 
 
     It is a call to an external system, or of the user's function.
     """
+    return {what: _slow_call(call, now_ms) for what, call in sorted(_oldest_calls(summary).items())}
+
+
+def _oldest_calls(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the slow calls; of several with the same text the oldest."""
     oldest: dict[str, dict[str, Any]] = {}
     for call in summary.get("slow-calls", ()):
         if call["what"] not in oldest or call["since"] < oldest[call["what"]]["since"]:
             oldest[call["what"]] = call
-    return {what: _slow_call(call, now_ms) for what, call in sorted(oldest.items())}
+    return oldest
 
 
 def _slow_call(call: dict[str, Any], now_ms: int | None) -> str:
@@ -172,7 +177,8 @@ class _WaitWatch:
     """Remembers which external systems a job waits for."""
 
     def __init__(self) -> None:
-        self._slow: set[str] = set()
+        #: The begin of each reported slow call.
+        self._slow: dict[str, int] = {}
         self._unreachable: dict[str, dict[str, Any]] = {}
         #: Restarts and JobManagers at the last look.
         self._starts = (0, 0)
@@ -180,19 +186,23 @@ class _WaitWatch:
     def poll(self, summary: dict[str, Any]) -> list[str]:
         """Return a line for each system that stopped or began to answer."""
         starts = summary["restarts"], (summary.get("jobmanagers-replaced") or {}).get("times", 0)
+        calls = _oldest_calls(summary)
         if starts != self._starts or summary["state"] != "RUNNING":  # its workers ended: nothing is known of answers
-            self._starts, self._slow, self._unreachable = starts, set(), {}
+            self._starts, self._unreachable = starts, {}
+            # calls of a recovery, and those that outlast the job's tasks, continue
+            self._slow = {w: s for w, s in self._slow.items() if w in calls and int(calls[w]["since"]) == s}
         slow, unreachable = slow_calls(summary), unreachable_sources(summary)
         away = summary.get("sources-unreachable", {})
         lines = [line for what, line in slow.items() if what not in self._slow]
         lines += [line for uid, line in unreachable.items() if uid not in self._unreachable]
-        lines += [f"slow call ended: {what}" for what in sorted(self._slow - slow.keys())]
+        lines += [f"slow call ended: {what}" for what in sorted(self._slow.keys() - slow.keys())]
         lines += [
             f"source {uid}: {_place(last)} answers again, after about {last['for-ms'] / 1000:.0f} s"
             for uid, last in sorted(self._unreachable.items())
             if uid not in away
         ]
-        self._slow, self._unreachable = set(slow), dict(away)
+        self._slow = {what: int(call["since"]) for what, call in calls.items()}
+        self._unreachable = dict(away)
         return lines
 
 

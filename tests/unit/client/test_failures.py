@@ -154,6 +154,24 @@ def test_the_end_of_a_slow_call_is_told(job):
     assert [watch.poll(job, s) for s in (slow, slow, summary())] == [[begun], [], [ended]]
 
 
+def test_a_slow_call_of_a_recovery_is_told_once(job):
+    call = {"what": "sink 'out' (0): w", "since": 5}
+    recovering = summary(state="RESTARTING", restarts=1, **{"slow-calls": [call]})
+    begun, ended = f"orders: {SLOW}: sink 'out' (0): w", "orders: slow call ended: sink 'out' (0): w"
+    watch = FailureWatch()
+    looks = (recovering, recovering, summary(restarts=1, **{"slow-calls": [call]}), summary(restarts=1))
+    assert [watch.poll(job, s) for s in looks] == [[begun], [], [], [ended]]
+
+
+def test_the_same_call_of_another_worker_is_told_and_has_not_ended(job):
+    first, second = ({"slow-calls": [{"what": "sink 'out' (0): w", "since": since}]} for since in (5, 7_000))
+    watch = FailureWatch()
+    looks = (summary(**first), summary(state="CANCELLING", **first), summary(state="RESTARTING", **second))
+    told = [watch.poll(job, s) for s in looks]
+    again = "orders: slow call since 1970-01-01 00:00:07 UTC: sink 'out' (0): w"
+    assert told == [[f"orders: {SLOW}: sink 'out' (0): w"], [], [again]]
+
+
 def test_a_function_that_does_not_return_is_told_once_until_it_does_even_if_its_line_changes(job):
     call = {"what": "operator 'map-3' (0)", "since": 5, "at": "hang.py:11 in lookup"}
     first, moved = summary(**{"slow-calls": [call]}), summary(**{"slow-calls": [{**call, "at": "hang.py:12 in wait"}]})
