@@ -163,6 +163,7 @@ class _Part:
         return ChainServices(
             wake=lambda: None,
             run_async=_never,
+            run_waiting=lambda work, _what: work(),
             report_published=_never,
             read_file=lambda ref: read_file(self._store, ref),
             budget=MemoryBudget(self.stage.memory_bytes),

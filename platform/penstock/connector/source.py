@@ -7,6 +7,7 @@ readers return their positions in `snapshot()`. Called by `penstock.operators.so
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -60,6 +61,14 @@ class SourceSpec(msgspec.Struct, frozen=True, kw_only=True):
 prepare(SourceSplit, SourceSpec)
 
 
+#: Work, and a text about it.
+RunWaiting = Callable[[Callable[[], Any], str], Any]
+
+
+def _run(work: Callable[[], Any], _what: str) -> Any:
+    return work()
+
+
 @dataclass(frozen=True, slots=True)
 class SourceContext:
     """The arguments of a reader when it is opened."""
@@ -71,6 +80,9 @@ class SourceContext:
     clock: Clock
     #: Called from any thread when the reader has rows after `poll` returned nothing; extra calls are harmless.
     wake: Any = None
+    #: Runs work that may wait for an external system, and returns its result; the text describes the work and its
+    #: target, and a long wait is reported with it.
+    run_waiting: RunWaiting = _run
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,9 @@ class OperatorContext:
     #: Runs blocking work off the subtask's thread; `done(result, error)` is then called in that thread by a mail. The
     #: text describes the work and its target, for diagnostics of a waiting task.
     run_async: Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None], str], None]
+    #: Runs work in the subtask's thread that may wait for an external system, and returns its result. The text
+    #: describes the work and its target: a long wait is a slow call.
+    run_waiting: Callable[[Callable[[], Any], str], Any]
     #: Reports to the JobManager that these committables are published (their marker was read back).
     report_published: Callable[[tuple[str, ...]], None]
     #: Verified read of a staged file.

@@ -72,6 +72,8 @@ class Bench:
     reported: list[tuple[str, ...]] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
     wakes: list[int] = field(default_factory=list)
+    #: What operators have waited for.
+    waits: list[str] = field(default_factory=list)
 
     def context(self, spec: OperatorSpec, schema: pa.Schema | None = None, **changes: Any) -> OperatorContext:
         values = {
@@ -92,11 +94,16 @@ class Bench:
             "restored": (),
             "wake": lambda: self.wakes.append(1),
             "run_async": lambda work, done, what: self.jobs.append((work, done)),
+            "run_waiting": self.run_waiting,
             "report_published": self.reported.append,
             "read_file": lambda file: self.files[file.path],
             "limits": sizes(),
         }
         return OperatorContext(**(values | changes))
+
+    def run_waiting(self, work: Callable, what: str) -> Any:
+        self.waits.append(what)
+        return work()
 
     def run_jobs(self) -> None:
         """Run the background work that waits now, each result back to its owner."""

@@ -72,7 +72,7 @@ class NaiveJob:
             hash_range=ALL_HASHES, settings=JobSettings(checkpoint_interval_ms=1), clock=ManualClock(),
             metrics=OperatorMetrics(), input_schemas=(), keyed_state=None, restored=restored, wake=lambda: None,
             run_async=lambda work, done, what: self.jobs.append((work, done)), report_published=lambda ids: None,
-            read_file=self.read,
+            read_file=self.read, run_waiting=lambda work, what: work(),
         )  # fmt: skip
         operator = create_operator(kind)
         operator.open(context)

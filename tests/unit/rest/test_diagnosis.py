@@ -311,6 +311,15 @@ def test_a_call_that_takes_long_is_told_with_what_it_waits_for():
     assert found.title == "Slow call: sink 'out' (1): publishing checkpoint 7 to topic t at b:9092"
 
 
+def test_a_slow_call_is_told_first_and_no_operator_is_at_its_limit_meanwhile():
+    calls = [{"what": "source 'in' (0): delivering dead letters to topic 'd' at b:9092", "since": 5, "at": ""}]
+    (found,) = row_findings({"bad-records": {}, "late-records": {}, "slow-calls": calls}, 9_000)
+    full, fine = Finding("limit", "warn", "in is at its limit"), Finding("fine", "good", "Keeping up")
+    late = Finding("late-rows", "neutral", "late")
+    assert ordered([full, fine, late, found]) == [found, late]
+    assert ordered([full, late]) == [full, late]
+
+
 def test_a_function_that_does_not_return_is_told_first_with_its_place_and_the_job_does_not_keep_up():
     nothing = {"bad-records": {}, "late-records": {}}
     calls = [{"what": "operator 'map-3' (0)", "since": 5_000, "at": "hang.py:11 in lookup"}]

@@ -286,7 +286,9 @@ class KafkaReader:
             return None
         from penstock_connectors.kafka.write.producer_plain import DeadLetterWriter
 
-        return DeadLetterWriter(self._resolved, self._config["dead_letter_topic"])
+        context = self._context
+        where = f"source {context.uid!r} ({context.subtask})"
+        return DeadLetterWriter(self._resolved, self._config["dead_letter_topic"], where, context.run_waiting)
 
     def _batches(self, found: Fetched | None, positions: dict[PartitionId, int]) -> tuple[SourceBatch, ...]:
         if found is None:

@@ -11,11 +11,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from penstock.connector.source import RunWaiting
 from penstock.core.errors import ConnectorError
 from penstock_connectors.kafka.write.producer import (
     SEND_TIMEOUT_MS,
@@ -212,28 +214,52 @@ def _error(what: str, error: KafkaException) -> ProducerError:
     return ProducerError(text, fatal=cause.fatal(), fenced=fenced, retriable=cause.retriable(), timed_out=late)
 
 
-FLUSH_TIMEOUT_MS = 30_000
+#: Time for which letters wait for their acknowledgement: the client's own limit of a message, by default.
+DELIVERY_TIMEOUT_MS = 300_000
+#: From this many letters, or bytes, without an acknowledgement on, further ones wait: the client's queue never fills.
+MOST_LETTERS, MOST_LETTER_BYTES = 10_000, 32 << 20
 _PLACE = ("topic", "partition", "offset", "error")
+_REMEDY = (
+    "check that the brokers run and are reachable; the job continues from its newest checkpoint and writes the dead "
+    "letters again"
+)
 
 
 class DeadLetterWriter:
     """One producer for one dead letter topic."""
 
-    def __init__(self, resolved: Mapping[str, str], topic: str) -> None:
-        """Start the client."""
-        self._topic = topic
+    def __init__(
+        self,
+        resolved: Mapping[str, str],
+        topic: str,
+        where: str,
+        run_waiting: RunWaiting,
+        most: tuple[int, int] = (MOST_LETTERS, MOST_LETTER_BYTES),
+    ) -> None:
+        """Start the client; `where` names the subtask, `run_waiting` is that of the `SourceContext`."""
+        self._topic, self._run_waiting = topic, run_waiting
+        self._most_letters, self._most_bytes = most
+        self._to = f"topic {topic!r} at {resolved['bootstrap.servers']}"
+        self._where = where
         # few messages, and only this producer supports headers
         self._producer = PlainProducer(producer_properties(resolved))
-        self._pending = False
+        self._letters = self._bytes = 0
 
     def write(self, letters: pa.RecordBatch) -> None:
-        """Queue the letters (columns of the SPI's `DEAD_LETTER_SCHEMA`)."""
+        """Queue the letters (columns of the SPI's `DEAD_LETTER_SCHEMA`); wait if too many are not acknowledged.
+
+        Raises:
+            ConnectorError: a letter was not delivered.
+        """
         for letter in letters.to_pylist():
             headers = [(header["name"], header["value"]) for header in letter["headers"] or ()]
             headers += [(f"penstock.{name}", str(letter[name]).encode()) for name in _PLACE]
             time_ms = None if letter["timestamp"] is None else round(letter["timestamp"].timestamp() * 1000)
             self._producer.send_one(self._topic, DeadLetter(letter["value"], letter["key"], time_ms, headers))
-        self._pending = True
+            self._letters += 1
+            self._bytes += len(letter["value"] or b"")
+            if self._letters >= self._most_letters or self._bytes >= self._most_bytes:
+                self.flush()
 
     def flush(self) -> None:
         """Wait for the acknowledgement of all letters since the last call; free if there are none.
@@ -241,12 +267,14 @@ class DeadLetterWriter:
         Raises:
             ConnectorError: a letter was not delivered.
         """
-        if self._pending:
-            try:
-                self._producer.flush(FLUSH_TIMEOUT_MS)
-            except ProducerError as error:
-                raise error.at(f"dead letters to {self._topic!r}") from error
-            self._pending = False
+        if not self._letters:
+            return
+        try:
+            work = partial(self._producer.flush, DELIVERY_TIMEOUT_MS)
+            self._run_waiting(work, f"{self._where}: delivering dead letters to {self._to}")
+        except ProducerError as error:
+            raise error.at(f"{self._where}: dead letters to {self._to}", _REMEDY) from error
+        self._letters = self._bytes = 0
 
     def close(self) -> None:
         """Free the client."""

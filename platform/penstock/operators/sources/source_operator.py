@@ -106,6 +106,7 @@ class SourceOperator(Operator):
                 uid=context.spec.uid,
                 clock=context.clock,
                 wake=context.wake,
+                run_waiting=context.run_waiting,
             ),
         )
         for state in context.restored:

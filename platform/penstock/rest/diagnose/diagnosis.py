@@ -213,6 +213,7 @@ FORGET_MS = 15_000
 BAD, WARN, GOOD, NEUTRAL = "bad", "warn", "good", "neutral"
 #: Kind of a finding: a function of the user has not returned for long. It comes first: it explains others.
 IN_CALL = "function-in-call"
+SLOW_CALL = "slow-call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +310,7 @@ def row_findings(summary: dict[str, Any], now_ms: int) -> list[Finding]:
     """Return the findings about slow calls and about dropped or odd rows, from `flink_json.progress`."""
     found = []
     for number, call in enumerate(summary.get("slow-calls", ())):
-        kind, title = "slow-call", f"Slow call: {call['what']}"
+        kind, title = SLOW_CALL, f"Slow call: {call['what']}"
         text = "Output or a checkpoint waits for this call. Check that the external system is reachable."
         if call["at"]:
             kind, title = IN_CALL, slow_call_text(call["what"], now_ms - call["since"], call["at"])
@@ -338,12 +339,16 @@ def row_findings(summary: dict[str, Any], now_ms: int) -> list[Finding]:
 
 
 def ordered(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings, problems first; a job that waits for a source or a function is not said to keep up."""
+    """Return the findings, problems first, calls before all; a job that waits is not said to keep up.
+
+    Nor is an operator said to be at its limit: the time of a call in the subtask's thread counts as busy.
+    """
     kinds = {finding.kind for finding in findings}
-    untrue = {"fine", "idle"} if kinds & {"source-unreachable", IN_CALL} else set()
-    untrue |= {"limit"} if IN_CALL in kinds else set()
+    calls = {IN_CALL, SLOW_CALL}
+    untrue = {"fine", "idle"} if kinds & {"source-unreachable", *calls} else set()
+    untrue |= {"limit"} if kinds & calls else set()
     left = [finding for finding in findings if finding.kind not in untrue]
-    return sorted(left, key=lambda finding: (finding.level == GOOD, finding.kind != IN_CALL))
+    return sorted(left, key=lambda finding: (finding.level == GOOD, finding.kind not in calls))
 
 
 class FindingHistory:

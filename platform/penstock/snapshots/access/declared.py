@@ -113,6 +113,7 @@ def _context(
         restored=(),
         wake=_nothing,
         run_async=_nothing,
+        run_waiting=_nothing,
         report_published=_nothing,
         read_file=_nothing,
     )

@@ -47,6 +47,7 @@ class ChainServices:
 
     wake: Callable[[], None]
     run_async: Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None], str], None]
+    run_waiting: Callable[[Callable[[], Any], str], Any]
     report_published: Callable[[tuple[str, ...]], None]
     read_file: Callable[[FileRef], bytes]
     #: The subtask's share of the worker's managed memory.
@@ -214,6 +215,7 @@ def _context(
         uncommitted=restore.held,
         wake=services.wake,
         run_async=services.run_async,
+        run_waiting=services.run_waiting,
         report_published=services.report_published,
         read_file=services.read_file,
         restored_checkpoint=deployment.restored_checkpoint,

@@ -444,6 +444,7 @@ class Subtask:
         services = ChainServices(
             wake=self._wake,
             run_async=self._run_async,
+            run_waiting=self._run_waiting,
             report_published=self.reports.published,
             read_file=self._services.read_file,
             budget=self._memory_budget,
@@ -493,3 +494,6 @@ class Subtask:
     def _run_async(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None], what: str) -> None:
         work = self._environment.slow_calls.watched(self.deployment.job_id, what, work)
         self._environment.blocking.submit(work, lambda result, error: self.mailbox.post(lambda: done(result, error)))
+
+    def _run_waiting(self, work: Callable[[], Any], what: str) -> Any:
+        return self._environment.slow_calls.watched(self.deployment.job_id, what, work)()

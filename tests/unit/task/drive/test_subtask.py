@@ -28,6 +28,7 @@ from penstock.rpc.messages import (
     TaskState,
     TriggerCheckpoint,
 )
+from penstock.task.chain.background import SLOW_MS
 from penstock.task.drive.subtask import StepResult
 
 
@@ -390,6 +391,18 @@ def test_async_work_comes_back_in_the_subtasks_own_step(world):
     w.settle()
     assert came == [(42, None)]
     assert w.of(OutputPublished)[0].committable_ids == ("c1",)
+
+
+def test_work_that_waits_in_the_subtasks_thread_is_a_slow_call_until_it_ends(world):
+    w = running(world)
+    slow = lambda: [(call.what, call.for_ms) for call in w.runtime("sink").metrics({})[0].slow]
+
+    def work():
+        w.clock.advance(SLOW_MS)
+        return slow()
+
+    assert w.sink.context.run_waiting(work, "flushing to topic t") == [("flushing to topic t", SLOW_MS)]
+    assert slow() == []
 
 
 def test_an_error_in_async_work_that_the_operator_raises_fails_the_subtask(world):

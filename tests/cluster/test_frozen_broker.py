@@ -1,0 +1,77 @@
+"""A broker that answers nobody for some seconds and then continues: jobs wait, say for what, and lose nothing."""
+
+import os
+import re
+import signal
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+from tests.cluster.harness import Scene
+from tests.cluster.orders import Orders, create_topics, produce_values, read_messages
+from tests.cluster.stage import Stage
+
+from penstock_lab.servers.kafka_local import LocalKafka
+from penstock_lab.servers.process import free_port
+
+pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
+
+#: So many that the source has fetched some that are no letters yet when the broker stops.
+BAD = 90_000
+
+
+@pytest.fixture
+def kafka(tmp_path, paused):
+    broker = LocalKafka(tmp_path / "kafka", port=free_port())
+    broker.start()
+    paused.append(broker.pid)
+    yield broker
+    os.kill(broker.pid, signal.SIGCONT)
+    broker.remove()
+
+
+@pytest.fixture
+def stage(kafka, minio_server, bucket, tmp_path):
+    return Stage(kafka, minio_server, bucket, "frozen", tmp_path)
+
+
+def slow_calls(scene):
+    return [call["what"] for call in scene.summary().get("slow-calls", [])]
+
+
+def thaw(scene, kafka, what):
+    """Let the broker continue; the job must have told of the call and of its end, without a restart."""
+    os.kill(kafka.pid, signal.SIGCONT)
+    told = lambda: [entry["text"] for entry in scene.story() if entry["kind"] == "slow"]
+    ended = lambda: any(text.startswith("slow call ended after") and text.endswith(what) for text in told())
+    scene.wait(ended, lambda: f"the end of {what} in {told()}")
+    assert any(text.startswith("slow call, ") and text.endswith(f" so far: {what}") for text in told()), told()
+    scene.feed.join()
+    scene.wait_finished()
+    assert scene.summary()["restarts"] == 0
+    scene.check_exact()
+
+
+def test_dead_letters_wait_for_their_broker(stage, kafka):
+    aside = stage.fresh("aside")
+    create_topics(stage.bootstrap, **{aside: 1})
+    options = {"source_options": f"on_bad_record='dead-letter', dead_letter_topic={aside!r}"}
+    with Scene(stage, Orders(51, 4_000), job=options) as scene:
+        scene.job.stops[scene.source, 0] += BAD
+        produce_values(stage.bootstrap, scene.source, [b"{%d" % number for number in range(BAD)])
+        admin, end = AdminClient({"bootstrap.servers": stage.bootstrap}), TopicPartition(aside, 0)
+        written = lambda: admin.list_offsets({end: OffsetSpec.latest()})[end].result(30).offset
+        scene.begin()
+        scene.wait(written, "a dead letter", step=0)
+        os.kill(kafka.pid, signal.SIGSTOP)
+        letters = lambda: [what for what in slow_calls(scene) if "dead letters" in what]
+        (what,) = scene.wait(letters, "a slow delivery")
+        place = re.escape(f"topic '{aside}' at {stage.bootstrap}")
+        assert re.fullmatch(rf"source 'orders' \(\d\): delivering dead letters to {place}", what)
+        titles = [finding["title"] for finding in scene.rest.health(scene.job_id)["findings"]]
+        assert titles[0] == f"Slow call: {what}", titles
+        assert not any("limit" in title for title in titles), titles
+        thaw(scene, kafka, what)
+        values = [message.value() for message in read_messages(stage.bootstrap, aside)]
+    assert len(values) == BAD
+    assert set(values) == {b"{%d" % number for number in range(BAD)}
