@@ -34,8 +34,10 @@ class _PlanningExecutor:
         msg = f"job {graph.name!r} uses env.submit(...), but is only planned here"
         raise UsageError(msg, hint="end the file with env.execute(...)")
 
-    def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
-        del enough
+    def execute(
+        self, graph: JobGraph, *, enough: Callable[[], bool] | None = None, timeout_ms: float | None = None
+    ) -> JobResult:
+        del enough, timeout_ms
         self.graphs.append(graph)
         return JobResult(job_id="0" * 32, name=graph.name, state="FINISHED", duration_ms=0.0)
 

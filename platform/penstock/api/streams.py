@@ -266,14 +266,17 @@ class DataStream(OperatorHandle):
         """
         return self._end(print_operator(name))
 
-    def execute_and_collect(self, name: str = "collect", *, limit: int | None = None) -> pl.DataFrame:
+    def execute_and_collect(
+        self, name: str = "collect", *, limit: int | None = None, timeout: str | float | None = None
+    ) -> pl.DataFrame:
         """Run the job up to this stream and return its rows; for tests and notebooks.
 
-        The input must be bounded, or `limit` given: the job is cancelled at this number of rows.
+        The input must be bounded, or `limit` given: the job is cancelled at this number of rows. `timeout`, such as
+        "30s" or seconds: a job that has not ended by then is cancelled, and the error names the function in a call.
         """
         from penstock.api.building.collection import collect
 
-        return collect(self.environment, self.flow, name, limit)
+        return collect(self.environment, self.flow, name, limit, timeout)
 
     def show(self, rows: int = 20) -> None:
         """Print the first rows as a table: this process reads the sources; nothing is written or committed."""

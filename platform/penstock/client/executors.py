@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.client.failures import FailureWatch, implausible_times, resume_point
+from penstock.client.failures import FailureWatch, did_not_end, implausible_times, resume_point
 from penstock.client.handle import TERMINAL, JobHandle, absolute_uri
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
@@ -124,12 +124,14 @@ class ClusterExecutor:
         self.submitted = replace(handle, cluster=self.cluster_option)
         return self.submitted
 
-    def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
+    def execute(
+        self, graph: JobGraph, *, enough: Callable[[], bool] | None = None, timeout_ms: float | None = None
+    ) -> JobResult:
         """Submit a job and wait for its end, unless detached."""
         handle = self.submit(graph)
         if self.detached:
             return _submitted(handle)
-        return _with_log(run_to_end(handle, self.on_poll or _log_failures(), enough), self.on_poll)
+        return _with_log(run_to_end(handle, self.on_poll or _log_failures(), enough, timeout_ms), self.on_poll)
 
 
 @dataclass(kw_only=True)
@@ -167,7 +169,9 @@ class EmbeddedExecutor:
         """Start a cluster that lives as long as this process, and submit a job to it."""
         return self._submit_to(self._started(graph), graph)
 
-    def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
+    def execute(
+        self, graph: JobGraph, *, enough: Callable[[], bool] | None = None, timeout_ms: float | None = None
+    ) -> JobResult:
         """Start a cluster, run the job to its end, end the cluster.
 
         A bounded job fails at the first error of a user function, because no user watches its restarts.
@@ -185,7 +189,7 @@ class EmbeddedExecutor:
                     self.on_printed(line)
                 tell(job, state)
 
-            return _with_log(run_to_end(handle, on_poll, enough), self.on_poll)
+            return _with_log(run_to_end(handle, on_poll, enough, timeout_ms), self.on_poll)
         finally:
             cluster.close()
 
@@ -359,21 +363,32 @@ def _submitted(handle: JobHandle) -> JobResult:
     )
 
 
+def _ended_late(handle: JobHandle, timeout_ms: float) -> PenstockError:
+    """Cancel a job that did not end in time; return the error, which says what it does."""
+    error = did_not_end(handle, timeout_ms)
+    with contextlib.suppress(PenstockError):  # it has ended in the meantime, or its JobManager has
+        handle.cancel()
+    return error
+
+
 def run_to_end(
     handle: JobHandle,
     on_poll: OnPoll,
     enough: Callable[[], bool] | None = None,
+    timeout_ms: float | None = None,
 ) -> JobResult:
-    """Wait for the end of a job; cancel it as soon as `enough` returns True.
+    """Wait for the end of a job; cancel it as soon as `enough` returns True, or `timeout_ms` passed.
 
     Raises:
-        PenstockError: it failed or was cancelled.
+        PenstockError: it failed or was cancelled; `timeout_ms` passed.
     """
-    clock = SystemClock()
+    clock = handle.clock
     started_ms = clock.monotonic_ms()
 
     def poll(job: dict[str, Any]) -> None:
         on_poll(handle, job)
+        if timeout_ms is not None and job["state"] not in TERMINAL and clock.monotonic_ms() - started_ms > timeout_ms:
+            raise _ended_late(handle, timeout_ms)
         if enough is not None and job["state"] == "RUNNING" and enough():
             with contextlib.suppress(UsageError):  # it has ended in the meantime
                 handle.cancel()

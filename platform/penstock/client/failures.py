@@ -18,6 +18,8 @@ from penstock.core.slow_calls import slow_call_since_text
 if TYPE_CHECKING:
     from penstock.client.handle import JobHandle
 
+#: Workers report a call of a function after 5 s, with their next report.
+LEAST_TIMEOUT_MS = 10_000.0
 #: The text of a job after a failure, by its state.
 _AFTER = {
     "RUNNING": "it runs again",
@@ -112,6 +114,25 @@ def function_in_call(summary: dict[str, Any], now_ms: int) -> str:
     """Return a line about the function of the user that has been in one call for longest; empty if there is none."""
     calls = [call for call in summary.get("slow-calls", ()) if call.get("at")]
     return _slow_call(min(calls, key=lambda call: int(call["since"])), now_ms) if calls else ""
+
+
+def did_not_end(handle: JobHandle, timeout_ms: float) -> PenstockError:
+    """Return the error of a job that did not end in time, with what it does; asks the cluster."""
+    text = f"job {handle.name} did not end within {timeout_ms / 1000:g} s"
+    try:
+        summary = handle.client.summary(handle.job_id)
+    except PenstockError as error:
+        return PenstockError(f"{text}: {error.message}", hint=error.hint)
+    if in_call := function_in_call(summary, handle.clock.now_ms()):
+        return PenstockError(f"{text}: {in_call}", hint="change the function so that it returns, or raise timeout=")
+    waits = [f"it is waiting for {summary['waits-for']}"] if summary.get("waits-for") else []
+    waits += [*unreachable_sources(summary).values(), *slow_calls(summary).values()]
+    read = counted(sum(summary["rows-read"].values()), "row")
+    does = "; ".join(waits) or f"it is {summary['state']} and has read {read}"
+    hint = "raise timeout=, or lower limit="
+    if timeout_ms < LEAST_TIMEOUT_MS:
+        hint += f"; with at least {LEAST_TIMEOUT_MS / 1000:g} s the error names a function that does not return"
+    return PenstockError(f"{text}: {does}", hint=hint)
 
 
 def repeated_row(entries: list[dict[str, Any]], summary: dict[str, Any]) -> str:

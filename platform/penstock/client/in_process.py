@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.checkpoint.stores import open_job_store
+from penstock.client.call_limit import CallLimit
 from penstock.client.kernels import compile_kernels
 from penstock.connector.sink import load_factory
 from penstock.connector.source import SourceFactory, SourceSpec
@@ -334,12 +335,15 @@ class InProcessExecutor:
         text = f"job {graph.name!r} cannot be submitted to its own process"
         raise UsageError(text, hint="use env.execute(...)")
 
-    def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
+    def execute(
+        self, graph: JobGraph, *, enough: Callable[[], bool] | None = None, timeout_ms: float | None = None
+    ) -> JobResult:
         """Run the job until its input ends, `enough` returns True, rows stop coming, or Ctrl-C.
 
         Raises:
             UsageError: it has a sink, whose output only checkpoints publish.
             JobFailedError: a subtask failed, with the traceback of the user's function.
+            PenstockError: `timeout_ms` passed.
         """
         if any(operator.kind == "sink" for vertex in graph.vertices for operator in vertex.operators):
             text = f"job {graph.name!r} has a sink, and a job in its own process takes no checkpoints"
@@ -351,8 +355,10 @@ class InProcessExecutor:
         with tempfile.TemporaryDirectory(prefix="penstock-in-process-") as folder:
             job = InProcessJob(graph, clock, Path(folder), f"{folder}/checkpoints")
             try:
+                limit = CallLimit(graph.name, timeout_ms, lambda: job.subtasks)
                 job.deploy((), None)
-                with contextlib.suppress(KeyboardInterrupt):  # the rows so far are the result
+                # after Ctrl-C the rows so far are the result
+                with contextlib.suppress(KeyboardInterrupt), limit.watched():
                     self._run(job, enough, clock)
                 state = "FINISHED" if job.input_ended else "CANCELED"
             finally:

@@ -429,12 +429,14 @@ class SparkExecutor:
         msg = f"--engine spark runs {graph.name} to its end, but env.submit does not wait"
         raise UsageError(msg, hint="use env.execute, or `penstock cluster start --provider spark`")
 
-    def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
+    def execute(
+        self, graph: JobGraph, *, enough: Callable[[], bool] | None = None, timeout_ms: float | None = None
+    ) -> JobResult:
         """Start the cluster, run the job to its end, end the cluster.
 
         Raises:
             UsageError: Spark does not start.
-            PenstockError: the job failed, or Spark has ended.
+            PenstockError: the job failed or did not end in time, or Spark has ended.
         """
         bounds = fitted(self.spark.bounds, required_slots(graph), self.slots)
         spark = replace(self.spark, bounds=bounds)
@@ -457,4 +459,4 @@ class SparkExecutor:
             self.on_started(cluster.address)
             handle = submit_graph(cluster.jobmanager.client(), graph, self.options)
             # this cluster ends with the job: commands find it by its URL alone
-            return run_to_end(replace(handle, cluster=cluster.address), poll, enough)
+            return run_to_end(replace(handle, cluster=cluster.address), poll, enough, timeout_ms)

@@ -88,11 +88,14 @@ class JobHandle(Protocol):
 class JobExecutor(Protocol):
     """Runs job graphs: an embedded cluster or a remote one."""
 
-    def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
-        """Run the job and wait for its end; cancel it as soon as `enough` says so.
+    def execute(
+        self, graph: JobGraph, *, enough: Callable[[], bool] | None = None, timeout_ms: float | None = None
+    ) -> JobResult:
+        """Run the job and wait for its end; cancel it as soon as `enough` says so, or `timeout_ms` passed.
 
         Raises:
             JobFailedError: the job ended FAILED.
+            PenstockError: `timeout_ms` passed; names the function of the user that is in a call.
         """
 
     def submit(self, graph: JobGraph) -> JobHandle:

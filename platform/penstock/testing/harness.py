@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, TypedDict, Unpack
 
 import msgspec
 import polars as pl
@@ -22,6 +22,7 @@ from penstock.api.streams import DataStream
 from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.recovery import absolute_paths
 from penstock.checkpoint.stores import join_uri, open_store
+from penstock.client.call_limit import CallLimit
 from penstock.client.in_process import JOB_ID, RUN_ID, Checkpoint, InProcessJob
 from penstock.client.kernels import compile_kernels
 from penstock.config.settings import parse_duration_ms
@@ -72,6 +73,15 @@ class _End(NamedTuple):
 _Action: TypeAlias = _Pushed | _Watermark | _End
 
 
+class RunOptions(TypedDict, total=False):
+    """Further options of a `JobHarness`."""
+
+    #: What happens at each step.
+    faults: Iterable[Fault] | SeededRand
+    #: Longest time of a call; a duration such as "30s", or seconds.
+    timeout: str | float | None
+
+
 class JobHarness:
     """A job without its services: the test pushes rows and watermarks, moves the clock, and looks at the results.
 
@@ -89,17 +99,22 @@ class JobHarness:
         partitions: int = 1,
         start: Time = "2026-01-01T00:00:00",
         from_savepoint: str | Path | None = None,
-        faults: Iterable[Fault] | SeededRand = (),
+        **options: Unpack[RunOptions],
     ) -> None:
         """Deploy the job: `parallelism` subtasks an operator, `partitions` a source, the clock at `start`.
 
-        One of `faults` happens at each `push`, `watermark` and `end`. A `SeededRand` draws them without end, and the
-        order of subtasks.
+        `faults=`: one of them happens at each `push`, `watermark` and `end`. A `SeededRand` draws them without end, and
+        the order of subtasks. `timeout=`, such as "30s", limits each call: a function that does not return ends it with
+        a `PenstockError` that names the function. Close the job then.
 
         Raises:
-            UsageError: no job, or it cannot be built. StateMismatchError: the savepoint does not fit.
+            TypeError: an unknown option.
+            UsageError: no job, or it cannot be built; no duration. StateMismatchError: the savepoint does not fit.
             JobFailedError: a function failed when it was opened.
         """
+        if unknown := sorted(options.keys() - RunOptions.__annotations__.keys()):
+            raise TypeError(f"JobHarness() got an unexpected keyword argument {unknown[0]!r}")
+        faults, timeout = options.get("faults", ()), options.get("timeout")
         compile_kernels()
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-testing-"))
         self._inputs: dict[str, PushedRows] = {}
@@ -113,6 +128,8 @@ class JobHarness:
         rand = faults if isinstance(faults, SeededRand) else None
         self._faults = drawn(faults) if isinstance(faults, SeededRand) else iter(faults)
         self._job = InProcessJob(_parallel(self._written, parallelism), self.clock, self._folder, root, rand)
+        timeout_ms = None if timeout is None else parse_duration_ms(timeout, "JobHarness: timeout")
+        self._limit = CallLimit(graph.name, timeout_ms, lambda: self._job.subtasks)
         self._checkpoint: Checkpoint | None = None
         #: Rows of each sink that belong to the newest checkpoint.
         self._kept: dict[str, int] = {}
@@ -122,8 +139,9 @@ class JobHarness:
             snapshots = _subtasks_of(from_savepoint)
             if snapshots:
                 self._checkpoint = Checkpoint(0, snapshots)
-            self._job.deploy(snapshots, 0 if snapshots else None)
-            self._job.settle()
+            with self._limit.watched():
+                self._job.deploy(snapshots, 0 if snapshots else None)
+                self._job.settle()
         except BaseException:
             self.close()
             raise
@@ -179,9 +197,14 @@ class JobHarness:
     def advance(self, duration: str | float) -> None:
         """Move the clock by a duration such as `"10s"` (or seconds); timers of processing time fire."""
         self.clock.advance(parse_duration_ms(duration, "advance"))
-        self._job.settle()
+        with self._limit.watched():
+            self._job.settle()
 
     def _apply(self, action: _Action) -> None:
+        with self._limit.watched():
+            self._apply_with_fault(action)
+
+    def _apply_with_fault(self, action: _Action) -> None:
         fault = next(self._faults, Fault())
         if fault.kind == "checkpoint":
             self.checkpoint()
@@ -273,22 +296,27 @@ class JobHarness:
 
     def checkpoint(self) -> None:
         """Take a checkpoint: `crash` goes back to it."""
-        self._checkpoint = self._job.checkpoint()
+        with self._limit.watched():
+            self._checkpoint = self._job.checkpoint()
         self._kept = {uid: sum(b.num_rows for b in feed.batches) for uid, feed in self._outputs.items()}
         self._since.clear()
 
     def crash(self) -> None:
         """Lose all processes: restore the newest checkpoint, then process again what came since."""
-        self._restart(self._job.graph)
+        with self._limit.watched():
+            self._restart(self._job.graph)
 
     def rescale(self, parallelism: int) -> None:
         """Take a checkpoint and continue from it with another parallelism."""
         self.checkpoint()
-        self._restart(_parallel(self._written, parallelism))
+        with self._limit.watched():
+            self._restart(_parallel(self._written, parallelism))
 
     def savepoint(self, folder: str | Path) -> str:
         """Write a savepoint of the job as it is now into an empty folder; return its URI."""
-        taken, target, graph = self._job.checkpoint(BarrierKind.SAVEPOINT), open_target(str(folder)), self._job.graph
+        target, graph = open_target(str(folder)), self._job.graph
+        with self._limit.watched():
+            taken = self._job.checkpoint(BarrierKind.SAVEPOINT)
         manifest = Manifest(
             kind="savepoint", sequence=0, job_id=JOB_ID, job_name=graph.name, run_id=RUN_ID, generation=0,
             nonce=RUN_ID, created_ms=self.clock.now_ms(), checkpoint_id=taken.id, barrier="savepoint",

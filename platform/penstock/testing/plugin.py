@@ -1,14 +1,54 @@
-"""The pytest plugin: the fixture `job_harness`, which closes its jobs at the end of the test."""
+"""The pytest plugin: the fixture `job_harness`, and warnings of a test that lasts long on the terminal.
+
+pytest captures what a test prints until its end. A test whose function does not return has no end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from penstock.core.clock import SystemClock
+
 if TYPE_CHECKING:
     from penstock.testing.harness import JobHarness
+
+
+#: Warnings of a shorter test are shown if it fails.
+_QUIET_MS = 4_000.0
+
+
+class _OnTerminal(logging.Handler):
+    """Writes the warnings of `penstock` to the terminal of pytest, once a test lasts long."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        super().__init__(logging.WARNING)
+        self._item, self._clock = item, SystemClock()
+        self._begun_ms = self._clock.monotonic_ms()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name != "penstock" or self._clock.monotonic_ms() - self._begun_ms <= _QUIET_MS:
+            return
+        plugins = self._item.config.pluginmanager
+        terminal, capture = plugins.get_plugin("terminalreporter"), plugins.get_plugin("capturemanager")
+        if terminal is None or capture is None:
+            return
+        with capture.global_and_fixture_disabled():
+            terminal.write_line(f"\n{self._item.name}: {record.getMessage()}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Show warnings while the test runs."""
+    logger, handler = logging.getLogger("penstock"), _OnTerminal(item)
+    logger.addHandler(handler)
+    try:
+        return (yield)
+    finally:
+        logger.removeHandler(handler)
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Jobs on an embedded cluster, as a notebook or a plain program runs them."""
 
+import threading
+
 import pytest
 
 import penstock as ps
@@ -22,6 +24,18 @@ def test_an_endless_stream_gives_its_first_rows():
     rows = orders.filter(lambda row: row.amount > 50).execute_and_collect(limit=30)
     assert rows.shape == (30, 3)
     assert rows["amount"].min() > 50
+
+
+def hangs(row):
+    threading.Event().wait()
+    return row
+
+
+def test_a_function_that_does_not_return_ends_a_collection_after_its_timeout():
+    orders = ps.Environment(1).from_source(DatagenSource(splits=1, rows_per_second=2000), uid="orders")
+    late = r"job collect did not end within 0\.3 s: it is .*with at least 10 s the error names a function"
+    with pytest.raises(ps.PenstockError, match=late):
+        orders.map(hangs, returns=Paid).execute_and_collect(limit=1, timeout="300ms")
 
 
 def test_rows_of_this_process_are_printed_where_the_job_runs(tmp_path):

@@ -46,7 +46,7 @@ class FakeExecutor:
         self.graphs = []
         self.on_execute = on_execute
 
-    def execute(self, graph):
+    def execute(self, graph, **limits):
         self.graphs.append(graph)
         if self.on_execute is not None:
             self.on_execute(graph)

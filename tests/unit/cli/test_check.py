@@ -67,7 +67,7 @@ PLAIN = {"field": "amount: int", "states": "", "key": "user_id", "uid": "people"
 
 
 class Planned:
-    def execute(self, graph):
+    def execute(self, graph, **limits):
         self.graph = graph
         return JobResult(job_id="0" * 32, name=graph.name, state="FINISHED", duration_ms=0.0)
 

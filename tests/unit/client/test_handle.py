@@ -1,5 +1,7 @@
 """What a client's job handle makes of the answers of a cluster."""
 
+import re
+
 import pytest
 
 from penstock.client import executors
@@ -88,6 +90,54 @@ class EndsFirst:
 def test_a_job_that_ends_before_it_is_cancelled_has_given_enough():
     handle = JobHandle(EndsFirst(), "1", "collect")
     assert run_to_end(handle, lambda *_: None, lambda: True).state == "FINISHED"
+
+
+class Hangs:
+    """Answers as a cluster whose only job runs until it is cancelled."""
+
+    url = "http://127.0.0.1:1"
+
+    def __init__(self, clock, **summary):
+        self.clock, self.cancelled = clock, 0
+        self.told = {"state": "RUNNING", "rows-read": {"orders": 3}, "waits-for": "", "slow-calls": [], **summary}
+
+    def job_after(self, job_id, wait_ms):
+        self.clock.advance(wait_ms)
+        return {"state": "RUNNING"}
+
+    def summary(self, job_id):
+        return self.told
+
+    def cancel(self, job_id):
+        self.cancelled += 1
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "summary", "said"),
+    [
+        (
+            30_000,
+            {"slow-calls": [{"what": "operator 'm' (0)", "since": 2_000, "at": "job.py:3 in endless"}]},
+            r"^operator 'm' \(0\) has been in one call for 28 s, at job\.py:3 in endless \(change .*timeout=\)$",
+        ),
+        (30_000, {}, r"^it is RUNNING and has read 3 rows \(raise timeout=, or lower limit=\)$"),
+        (
+            2_000,
+            {},
+            r"^it is RUNNING and has read 3 rows \(.*; with at least 10 s the error names a function that does",
+        ),
+        (30_000, {"waits-for": "2 slots"}, r"^it is waiting for 2 slots \("),
+    ],
+)
+def test_a_job_that_does_not_end_in_time_is_cancelled_and_its_error_says_what_it_does(timeout_ms, summary, said):
+    clock = ManualClock(0)
+    client = Hangs(clock, **summary)
+    with pytest.raises(PenstockError) as raised:
+        run_to_end(JobHandle(client, "1", "collect", clock), lambda *_: None, timeout_ms=timeout_ms)
+    prefix = f"job collect did not end within {timeout_ms // 1000} s: "
+    assert str(raised.value).startswith(prefix)
+    assert re.search(said, str(raised.value).removeprefix(prefix)), raised.value
+    assert client.cancelled == 1
 
 
 class HasDoneAll(EndsFirst):

@@ -28,7 +28,7 @@ class Planned:
     def __init__(self):
         self.graphs = []
 
-    def execute(self, graph):
+    def execute(self, graph, **limits):
         self.graphs.append(graph)
         return JobResult(job_id="0" * 32, name=graph.name, state="FINISHED", duration_ms=0.0)
 

@@ -1,6 +1,8 @@
 """The testing kit: jobs and functions in the test's own process."""
 
+import contextlib
 import tempfile
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -295,3 +297,37 @@ def test_any_faults_leave_the_result(faults):
         job.push("orders", [order(7, 2)])
         job.watermark("orders", at(70))
         assert job.rows() == [{"user_id": 7, "orders": 2}] * 2
+
+
+def endless(row: Order) -> Order:
+    while True:
+        with contextlib.suppress(Exception):  # a timeout is no exception that a function may suppress
+            sum(range(1000))
+
+
+def test_a_function_that_does_not_return_ends_the_call_with_its_place(orders):
+    with JobHarness(orders.map(endless).uid("endless"), timeout=0.02) as job:
+        says = (
+            r"job job did not end its work within 0\.02 s: in operator 'endless' \(0\), "
+            r"at test_harness\.py:\d+ in endless \(change the function so that it returns, or raise timeout=\)"
+        )
+        with pytest.raises(ps.PenstockError, match=says):
+            job.push("orders", [order(1, 0)])
+
+
+def test_a_blocked_function_ends_with_its_place(orders):
+    def blocked(row: Order) -> Order:
+        held = threading.Lock()
+        with held, held:
+            return row
+
+    with (
+        JobHarness(orders.map(blocked).uid("blocked"), timeout="20ms") as job,
+        pytest.raises(ps.PenstockError, match=r"in operator 'blocked' \(0\), at test_harness\.py:\d+ in blocked"),
+    ):
+        job.push("orders", [order(1, 0)])
+
+
+def test_an_unknown_option_is_refused(orders):
+    with pytest.raises(TypeError, match=r"JobHarness\(\) got an unexpected keyword argument 'limit'"):
+        JobHarness(orders, limit=3)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.api.building.executors import current_executor, preview_executor
 from penstock.api.building.operator_nodes import append_end
-from penstock.config.settings import fail_fast
+from penstock.config.settings import fail_fast, parse_duration_ms
 from penstock.connector.source import SourceSpec
 from penstock.core.errors import GraphError
 from penstock.core.schema import arrow_schema_of, schema_to_text
@@ -135,19 +135,28 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def collect(
-    environment: JobBuilder, flow: Flow, name: str, limit: int | None, executor: JobExecutor | None = None
+    environment: JobBuilder,
+    flow: Flow,
+    name: str,
+    limit: int | None,
+    timeout: str | float | None = None,
+    executor: JobExecutor | None = None,
 ) -> pl.DataFrame:
     """Run the job with one stream as its only end and return its rows; their order is undefined.
 
     Without `executor`, the current one runs it.
 
     Rows and checkpoints are stored in a temporary folder of this machine, so every call starts without state. The first
-    error of a user function ends the job. With `limit`, the job is cancelled at this number of rows.
+    error of a user function ends the job. With `limit`, the job is cancelled at this number of rows; with `timeout`,
+    after this time.
 
     Raises:
         GraphError: a source is not bounded, and there is no limit; the limit is below 1.
+        UsageError: the timeout is not a duration.
         JobFailedError: it failed.
+        PenstockError: the timeout passed.
     """
+    timeout_ms = None if timeout is None else parse_duration_ms(timeout, "execute_and_collect: timeout")
     if limit is not None and limit < 1:
         msg = f"execute_and_collect: limit must be at least 1, not {limit}"
         raise GraphError(msg, hint="leave it out for all rows")
@@ -171,12 +180,9 @@ def collect(
         settings = msgspec.structs.replace(fail_fast(graph.settings), checkpoint_root=f"{folder}/checkpoints")
         graph = msgspec.structs.replace(graph, settings=settings)
         executor = executor or current_executor().executor
-        if limit is None:
-            executor.execute(graph)
-            collected = read_collected(rows, schema)
-        else:
-            executor.execute(graph, enough=lambda: read_first(rows, schema, limit).num_rows == limit)
-            collected = read_first(rows, schema, limit)
+        enough = None if limit is None else lambda: read_first(rows, schema, limit).num_rows == limit
+        executor.execute(graph, enough=enough, timeout_ms=timeout_ms)
+        collected = read_collected(rows, schema) if limit is None else read_first(rows, schema, limit)
         return pl.DataFrame(pl.from_arrow(collected))
 
 
@@ -184,7 +190,7 @@ def show(environment: JobBuilder, flow: Flow, rows: int) -> None:
     """Print the first rows of a stream as a table; `stream.show()`. Operators need no uid: no state outlives it."""
     required, environment.require_uids = environment.require_uids, False
     try:
-        found = collect(environment, flow, "show", rows, preview_executor())
+        found = collect(environment, flow, "show", rows, executor=preview_executor())
     finally:
         environment.require_uids = required
     with pl.Config(tbl_rows=rows, tbl_cols=-1, tbl_hide_dataframe_shape=True):

@@ -72,7 +72,7 @@ def _of_topic(source: str, limit: int, *, latest: bool) -> pl.DataFrame:
     else:
         messages = KafkaSource(place.netloc, topic=topic, format="raw", start="earliest", bounded="latest")
     stream = environment.from_source(messages, uid="preview")
-    rows = collect(environment, stream.flow, "preview", limit, InProcessExecutor())
+    rows = collect(environment, stream.flow, "preview", limit, executor=InProcessExecutor())
     binary = [name for name, kind in rows.schema.items() if kind == pl.Binary]
     return rows.with_columns(pl.col(name).map_elements(_text, pl.String) for name in binary)
 

@@ -7,10 +7,10 @@ without a frame of the user's code, such as one of a kernel, is none.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING
 
 from penstock.task.chain.background import SLOW_MS, SlowCalls
@@ -65,26 +65,26 @@ class SlowSteps:
 
     def _register(self, loop: RunLoop, subtask: Subtask, frames: Mapping[int, FrameType]) -> None:
         begun_ms, thread = loop.step_begun_ms, loop.thread
-        at = _place_of(frames.get(thread.ident or 0)) if thread is not None else ""
+        at = place_of(frames.get(thread.ident or 0), BASE_FRAMES) if thread is not None else ""
         if loop.current_subtask is not subtask or self._clock.monotonic_ms() - begun_ms < self._slow_ms:
             return  # the step has ended meanwhile
         known = self._known.get(loop)
         if known is not None and at:
             self._calls.move(known.number, at)
         elif at:
-            number = self._calls.begin(subtask.deployment.job_id, _named(subtask), begun_ms, at)
+            number = self._calls.begin(subtask.deployment.job_id, name_of(subtask), begun_ms, at)
             self._known[loop] = _LongStep(begun_ms, number)
 
 
-def _place_of(innermost: FrameType | None) -> str:
-    """Return file, line and function of the innermost frame of the user's code; empty if there is none."""
-    frame = user_frame(innermost, BASE_FRAMES)
+def place_of(innermost: FrameType | None, below: Collection[CodeType]) -> str:
+    """Return file, line and function of the user's innermost frame inside any code in `below`; empty without one."""
+    frame = user_frame(innermost, below)
     if frame is None:
         return ""
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-def _named(subtask: Subtask) -> str:
+def name_of(subtask: Subtask) -> str:
     """Return the running operator of a subtask, or its chain between two calls of operators."""
     deployment, operator = subtask.deployment, subtask.running_operator
     name = f"chain {deployment.vertex_name!r}" if operator is None else f"operator {operator.uid!r}"
