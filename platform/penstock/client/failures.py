@@ -78,15 +78,24 @@ def _since(away: dict[str, Any]) -> str:
 
 
 def bad_records(summary: dict[str, Any]) -> dict[str, str]:
-    """Return, by source, a line about its bad records with the first one; a restart sets the count to zero."""
+    """Return, by source, a line about its bad records with the first one.
+
+    A restart keeps the count and drops the example; another JobManager begins with the count at zero.
+    """
     counts, examples = summary.get("bad-records", {}), summary.get("bad-record-examples", {})
-    restarted = summary.get("restarts") or (summary.get("jobmanagers-replaced") or {}).get("times", 0)
-    since = " since the last restart" if restarted else ""
-    first = {uid: f"; the first: {example}" for uid, example in examples.items()}
+    replaced = (summary.get("jobmanagers-replaced") or {}).get("times", 0)
+    since = " since its JobManager was replaced" if replaced else ""
+    first_since = first_bad_record(restarted=bool(replaced or summary.get("restarts")))
+    first = {uid: f"; {first_since}: {example}" for uid, example in examples.items()}
     return {
         uid: f"source {uid}: {counted(count, 'bad record')}{since}{first.get(uid, '')}"
         for uid, count in sorted(counts.items())
     }
+
+
+def first_bad_record(*, restarted: bool) -> str:
+    """Return what the example of bad records is: workers keep the first one that they read."""
+    return "the first since the last restart" if restarted else "the first"
 
 
 def slow_calls(summary: dict[str, Any], now_ms: int | None = None) -> dict[str, str]:

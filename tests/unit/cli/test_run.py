@@ -40,10 +40,10 @@ def test_one_row_is_no_rows():
     ]
 
 
-def test_bad_records_are_counted_since_the_last_restart():
+def test_bad_records_are_counted_over_restarts_and_their_example_is_not():
     counts = {"rows_read": {"in": 1}, "bad_records": {"in": 2}, "bad_record_examples": {"in": "offset 9"}}
     assert "  bad records in source in: 2; the first: offset 9" in _totals(result(**counts))
-    again = "  bad records in source in since the last restart: 2; the first: offset 9"
+    again = "  bad records in source in: 2; the first since the last restart: offset 9"
     assert again in _totals(result(**counts, restarts=1))
 
 

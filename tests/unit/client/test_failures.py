@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.client.failures import FailureWatch, function_in_call, resume_point
+from penstock.client.failures import FailureWatch, bad_records, function_in_call, resume_point
 from penstock.client.handle import JobHandle
 from penstock.client.rest_client import RestClient
 from penstock.core.errors import PenstockError
@@ -253,6 +253,18 @@ def test_bad_records_are_told_once_by_source(job):
         == f"orders: source in: 1,200 bad records; the first: {example}; see their number with `{job.command('show')}`"
     )
     assert watch.poll(job, summary(**{"bad-records": {"in": 1_300}})) == []
+
+
+@pytest.mark.parametrize(
+    ("looked", "count"),
+    [
+        ({"restarts": 1}, "2 bad records"),
+        ({"jobmanagers-replaced": {"times": 1}}, "2 bad records since its JobManager was replaced"),
+    ],
+)
+def test_the_count_of_bad_records_goes_on_over_a_restart_and_their_example_does_not(looked, count):
+    found = bad_records({"bad-records": {"in": 2}, "bad-record-examples": {"in": "offset 9"}, **looked})
+    assert found == {"in": f"source in: {count}; the first since the last restart: offset 9"}
 
 
 def test_calls_that_take_long_are_told_once(job):

@@ -30,6 +30,7 @@ from penstock.cli.start.spark_options import (
     taskmanager_bounds,
 )
 from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitOptions
+from penstock.client.failures import first_bad_record
 from penstock.client.handle import TERMINAL
 from penstock.config.settings import JobSettings, overridden
 from penstock.core.counts import counted
@@ -224,9 +225,9 @@ def _totals(result: JobResult) -> list[str]:
     lines = [f"  read {counted(count, 'row')} from {uid}" for uid, count in result.rows_read.items()]
     for uid, count in result.bad_records.items():
         example = result.bad_record_examples.get(uid, "")
-        since = " since the last restart" if result.restarts else ""
-        first = f"; the first: {example}" if example else ""
-        lines.append(f"  bad records in source {uid}{since}: {count:,}{first}")
+        restarted = bool(result.restarts or result.jobmanagers_replaced)
+        first = f"; {first_bad_record(restarted=restarted)}: {example}" if example else ""
+        lines.append(f"  bad records in source {uid}: {count:,}{first}")
     lines += [f"  dropped {counted(count, 'late row')} at {name}" for name, count in result.late_rows.items()]
     lines += [f"  wrote {counted(count, 'row')} to {uid}" for uid, count in result.rows_written.items()]
     lines += [*(f"  {warning}" for warning in result.warnings), *unread]
