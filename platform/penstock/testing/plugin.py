@@ -18,19 +18,21 @@ if TYPE_CHECKING:
 
 
 #: Warnings of a shorter test are shown if it fails.
-_QUIET_MS = 4_000.0
+QUIET_MS = 4_000.0
 
 
-class _OnTerminal(logging.Handler):
+class OnTerminal(logging.Handler):
     """Writes the warnings of `penstock` to the terminal of pytest, once a test lasts long."""
 
-    def __init__(self, item: pytest.Item) -> None:
+    def __init__(self, item: pytest.Item, quiet_ms: float = QUIET_MS) -> None:
+        """Write nothing for `quiet_ms`; `item` is the test that runs."""
         super().__init__(logging.WARNING)
-        self._item, self._clock = item, SystemClock()
+        self._item, self._quiet_ms, self._clock = item, quiet_ms, SystemClock()
         self._begun_ms = self._clock.monotonic_ms()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name != "penstock" or self._clock.monotonic_ms() - self._begun_ms <= _QUIET_MS:
+        """Write the record if it is for users, and the test lasts long."""
+        if record.name != "penstock" or self._clock.monotonic_ms() - self._begun_ms <= self._quiet_ms:
             return
         plugins = self._item.config.pluginmanager
         terminal, capture = plugins.get_plugin("terminalreporter"), plugins.get_plugin("capturemanager")
@@ -43,7 +45,7 @@ class _OnTerminal(logging.Handler):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Show warnings while the test runs."""
-    logger, handler = logging.getLogger("penstock"), _OnTerminal(item)
+    logger, handler = logging.getLogger("penstock"), OnTerminal(item)
     logger.addHandler(handler)
     try:
         return (yield)
