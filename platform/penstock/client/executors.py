@@ -44,14 +44,19 @@ _RESTORED_WAIT_MS = 3_000.0
 _RESTORED_POLL_MS = 50.0
 
 
+def printed_names(graph: JobGraph) -> list[str]:
+    """Return the names of a job's `print` operators, in order."""
+    operators = [operator for vertex in graph.vertices for operator in vertex.operators]
+    return [str(operator.config["name"]) for operator in operators if operator.kind == "print"]
+
+
 class PrintedRows:
     """The new lines of one job's `print` operators."""
 
     def __init__(self, directory: Path, graph: JobGraph) -> None:
         """Start at the beginning of the logs; `directory` is that of a local cluster with a folder per TaskManager."""
         self._directory = directory
-        operators = [operator for vertex in graph.vertices for operator in vertex.operators]
-        self._prefixes = tuple(f"{op.config['name']}> " for op in operators if op.kind == "print")
+        self._prefixes = tuple(f"{name}> " for name in printed_names(graph))
         self._offsets: dict[Path, int] = {}
 
     def poll(self) -> Iterator[str]:
@@ -122,6 +127,9 @@ class ClusterExecutor:
             self.on_step(f"planned {graph.name}: {_subtasks(graph)}; submitting it to {self.url}")
         handle = submit_graph(RestClient(self.url, self.access), graph, self.options)
         self.submitted = replace(handle, cluster=self.cluster_option)
+        if self.on_step is not None and (names := printed_names(graph)):
+            logs = self.submitted.command("logs")
+            self.on_step(f"its workers print the rows of {', '.join(names)}: `{logs}` shows them")
         return self.submitted
 
     def execute(

@@ -54,16 +54,29 @@ class Submitted:
         return {"state": "RUNNING", "waits-for": "", "restored": None}
 
 
-def test_a_run_on_a_cluster_prints_each_step_until_the_job_starts(tmp_path, monkeypatch, capsys):
-    file = tmp_path / "live.py"
-    file.write_text("""\
+LIVE = """\
 import penstock as ps
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
 env = ps.Environment(2)
 env.from_source(DatagenSource(rows=2), uid="in").sink_to(FileSink("out"), uid="out")
 env.execute("live")
-""")
+"""
+
+
+def test_a_run_on_a_cluster_names_the_command_that_shows_the_printed_rows(tmp_path, monkeypatch, capsys):
+    file, cluster = tmp_path / "live.py", "http://127.0.0.1:1"
+    file.write_text(LIVE.replace('sink_to(FileSink("out"), uid="out")', 'print("rows")'))
+    monkeypatch.setattr(executors, "submit_graph", lambda *_: JobHandle(Submitted(), "1", "live"))
+    run(file, cluster=cluster, detached=True)
+    assert capsys.readouterr().out.splitlines()[2] == (
+        f"its workers print the rows of rows: `penstock logs live --cluster {cluster}` shows them"
+    )
+
+
+def test_a_run_on_a_cluster_prints_each_step_until_the_job_starts(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "live.py"
+    file.write_text(LIVE)
     monkeypatch.setattr(executors, "submit_graph", lambda *_: JobHandle(Submitted(), "1", "live"))
     run(file, cluster="http://127.0.0.1:1", detached=True)
     assert capsys.readouterr().out.splitlines()[:3] == [
