@@ -40,27 +40,34 @@ def unbound() -> NoReturn:
     raise UsageError(msg, hint="test the function in a job: penstock.testing.JobHarness")
 
 
-def without_key() -> NoReturn:
+def without_key(name: str) -> NoReturn:
     """Raise the error for a state where no row or timer is handled: in `open`, `close` and `process_broadcast`.
+
+    `name` is what the function uses: `self.` and the state, or the key of the context.
 
     Raises:
         UsageError: always.
     """
     msg = "state belongs to a key, and there is none here: it can only be used in process and on_timer"
-    raise UsageError(msg, hint="a new key has no value: write self.count.value() or 0 in process")
+    raise UsageError(msg, hint=f"use {name} in process and on_timer; a new key has nothing in it")
+
+
+def cells_of(current: Current, name: str) -> Cells:
+    """Return the cells of a declared state, or of the context's key, while a job runs."""
+    return Cells(current, lambda: without_key(name))
 
 
 class Cells:
     """Values of one state for the keys of a batch, by index of the key; loaded at the first use."""
 
-    __slots__ = ("_load", "current", "items")
+    __slots__ = ("_load", "_refuse", "current", "items")
 
-    def __init__(self, current: Current, load: Callable[[], list[Any]] = unbound) -> None:
-        """Start without keys: `load` makes every use an error until `begin`."""
-        self.current = current
+    def __init__(self, current: Current, refuse: Callable[[], NoReturn] = unbound) -> None:
+        """Start without keys: `refuse` makes every use an error until `begin`, and after `forbid`."""
+        self.current, self._refuse = current, refuse
         #: Empty until loaded. Always the same list, so that a state accesses it in one step.
         self.items: list[Any] = []
-        self._load = load
+        self._load: Callable[[], list[Any]] = refuse
 
     def begin(self, load: Callable[[], list[Any]]) -> None:
         """Start a batch of other keys; `load` returns their values."""
@@ -69,7 +76,7 @@ class Cells:
 
     def forbid(self) -> None:
         """Make every use an error until the next batch: there is no key at present."""
-        self.begin(without_key)
+        self.begin(self._refuse)
 
     def fill(self) -> None:
         """Load the values of the batch's keys."""

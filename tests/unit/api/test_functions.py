@@ -170,6 +170,23 @@ def test_a_function_that_cannot_travel_is_refused(orders):
     refused(lambda: orders.filter(lambda row: lock.locked()), "cannot be sent to workers", "locks")
 
 
+@pytest.mark.parametrize("mode", ["r", "a", "rb"])
+def test_a_function_that_holds_an_open_file_is_refused(orders, tmp_path, mode):
+    (tmp_path / "rates").touch()
+    with (tmp_path / "rates").open(mode) as rates:
+        refused(
+            lambda: orders.filter(lambda row: rates.closed),
+            f"filter(<lambda>): the function cannot be sent to workers: it holds the open file '{tmp_path}/rates'",
+            "open it inside the function",
+        )
+
+
+def test_a_function_may_write_to_the_standard_output(orders, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", sys.__stdout__)  # that of pytest is a file
+    out = sys.stdout
+    orders.filter(lambda row: out.isatty())
+
+
 def test_batches_have_their_columns_said(env, orders, sink):
     def half(frame: pl.DataFrame) -> pl.DataFrame:
         return frame.select("user_id")

@@ -9,6 +9,8 @@ import collections.abc
 import dataclasses
 import dis
 import inspect
+import io
+import sys
 import typing
 from collections.abc import Callable
 from types import FunctionType
@@ -323,10 +325,37 @@ def output_schema(output_type: Any, schema: pa.Schema, where: str) -> pa.Schema:
 
 
 def pickled(value: Any, where: str) -> bytes:
-    """Return the pickled form of a function for workers."""
+    """Return the pickled form of a function for workers.
+
+    Raises:
+        GraphError: it holds what another process cannot have, such as a lock or an open file.
+    """
+    buffer = io.BytesIO()
     try:
-        payload: bytes = cloudpickle.dumps(value)
+        _FunctionPickler(buffer).dump(value)
+    except _OpenFileError as error:
+        msg = f"{where}: the function cannot be sent to workers: it holds the open file {error.args[0]!r}"
+        hint = "open it inside the function, or in the open method of a process function"
+        raise GraphError(msg, hint=hint) from None
     except Exception as error:
         msg = f"{where}: the function cannot be sent to workers: {error}"
         raise GraphError(msg, hint="it must not hold open files, locks or clients; make those inside it") from error
-    return payload
+    return buffer.getvalue()
+
+
+class _OpenFileError(Exception):
+    """An object for a worker holds an open file; the argument is its name."""
+
+
+def _refuse_file(file: Any) -> Any:
+    if file in (sys.stdout, sys.stderr):
+        return getattr, (sys, "stdout" if file is sys.stdout else "stderr")
+    raise _OpenFileError(str(file.name))
+
+
+class _FunctionPickler(cloudpickle.Pickler):  # type: ignore[misc] # ships no types
+    """Refuses open files: cloudpickle would send their text, and its position, as it is now."""
+
+    dispatch_table = cloudpickle.Pickler.dispatch_table.new_child(
+        dict.fromkeys((io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom), _refuse_file)
+    )

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.functions.keyed_states import ListChanges, ListState, MapChanges, MapState
-from penstock.functions.state_handles import Cells, Current, without_key
+from penstock.functions.state_handles import cells_of
 from penstock.operators.process.state_binding import (
     RenewingListState,
     RenewingMapState,
@@ -29,6 +29,7 @@ from penstock.state.tables.value_table import plain_values
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from penstock.functions.state_handles import Cells
     from penstock.kernels.compiler.compile import I32
     from penstock.operators.process.state_binding import BindingContext, StateConfig, StateTypes
     from penstock.state.tables.collection_table import CollectionTable
@@ -150,7 +151,8 @@ def bind_collection(
     table = binding.state.entries(
         name, (fields, tuple(declared.values)), codec, declared.ttl, migration, lists=keys is None
     )
-    return BoundList(binding.current, table, codec) if keys is None else BoundMap(binding.current, table, codec)
+    cells = cells_of(binding.current, f"self.{name}")
+    return BoundList(cells, table, codec) if keys is None else BoundMap(cells, table, codec)
 
 
 def _collection_key_fields(schema: pa.Schema, row_type: type | None) -> tuple[pa.Field, ...]:
@@ -162,9 +164,9 @@ def _collection_key_fields(schema: pa.Schema, row_type: type | None) -> tuple[pa
 class BoundList:
     """A `ListState` over its table, for the keys of one batch after another."""
 
-    def __init__(self, current: Current, table: CollectionTable, codec: MapCodec) -> None:
+    def __init__(self, cells: Cells, table: CollectionTable, codec: MapCodec) -> None:
         """Make the handle that is passed to the function."""
-        self._cells, self._changes = Cells(current, without_key), ListChanges()
+        self._cells, self._changes = cells, ListChanges()
         self.handle: ListState[Any] = (RenewingListState if _on_read(table) else ListState)(self._cells, self._changes)
         self._table = table
         self._codec = codec
@@ -239,9 +241,9 @@ class BoundList:
 class BoundMap:
     """A `MapState` over its table, for the keys of one batch after another."""
 
-    def __init__(self, current: Current, table: CollectionTable, codec: MapCodec) -> None:
+    def __init__(self, cells: Cells, table: CollectionTable, codec: MapCodec) -> None:
         """Make the handle that is passed to the function."""
-        self._cells, self._changes, normal = Cells(current, without_key), MapChanges(), _normal(table.spec.entries)
+        self._cells, self._changes, normal = cells, MapChanges(), _normal(table.spec.entries)
         kind = RenewingMapState if _on_read(table) else MapState
         self.handle: MapState[Any, Any] = kind(self._cells, self._changes, normal)
         self._table = table

@@ -29,7 +29,7 @@ from penstock.functions.process_function import (
     Timers,
     output_time,
 )
-from penstock.functions.state_handles import Cells, Current, NoTimerQueue, TimerQueue, without_key
+from penstock.functions.state_handles import Current, NoTimerQueue, TimerQueue, cells_of
 from penstock.functions.state_ttl import ttl_of
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
@@ -94,7 +94,7 @@ def bind_states(
             codec = ValueCodec(declared.values, found.values, declared.where)
             migration = migration_of(kind.get("migrates"), types.get((name, "migrate")), codec, declared.where)
             table = binding.state.value(name, tuple(declared.values), declared.ttl, migration)
-            made = BoundValue(binding.current, table, codec)
+            made = BoundValue(cells_of(binding.current, f"self.{name}"), table, codec)
         given: Any = made.handle
         if declared.kind in ("reducing", "aggregating"):
             given = fold_into(getattr(function, name), given)
@@ -176,7 +176,7 @@ class KeyedProcessOperator(Operator):
         self._store.check_all_declared()
         queues = (self._event, self._processing) if _handles_timers(function) else (NoTimerQueue(), NoTimerQueue())
         timers = Timers(self._current, *queues)
-        self._keys = Cells(self._current, without_key)
+        self._keys = cells_of(self._current, "the key of the context")
         self._context = ProcessContext(self._keys, timers, context.clock, self._output.sides)
         marks = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
         # timers that were due at the checkpoint and waited for the next watermark keep waiting

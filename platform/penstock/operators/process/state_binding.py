@@ -19,7 +19,6 @@ from penstock.core.schema import schema_from_text
 from penstock.functions.keyed_states import MISSING, ListState, MapState
 from penstock.functions.process_function import ValueChanges, ValueState
 from penstock.functions.state_calls import places_of_changes
-from penstock.functions.state_handles import Cells, Current, without_key
 from penstock.operators.rows.columns import ColumnError
 from penstock.operators.rows.row_codec import RowEncoder, row_maker
 from penstock.operators.rows.row_text import value_text
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
 
     from penstock.functions.migration import MigrateValues
+    from penstock.functions.state_handles import Cells, Current
     from penstock.kernels.compiler.compile import I32
     from penstock.state.log.ttl import Ttl, TtlClock
     from penstock.state.tables.row_state import RowState
@@ -232,10 +232,10 @@ def saved_state(saved: Callable[[], T], function: Any, state: str) -> T:
 class BoundValue:
     """A `ValueState` over its table, for the keys of one batch after another."""
 
-    def __init__(self, current: Current, table: ValueTable, codec: ValueCodec) -> None:
+    def __init__(self, cells: Cells, table: ValueTable, codec: ValueCodec) -> None:
         """Make the handle that is passed to the function."""
         on_read = table.ttl is not None and table.ttl.on_read
-        self._cells, self._changes = Cells(current, without_key), ValueChanges()
+        self._cells, self._changes = cells, ValueChanges()
         self.handle: ValueState[Any] = (RenewingValueState if on_read else ValueState)(self._cells, self._changes)
         self._table = table
         self._codec = codec

@@ -286,6 +286,18 @@ def test_state_that_does_not_fit_is_refused_and_a_new_state_begins_empty(world):
     assert op.restored(Wider()).watermark(9) == [(1, "event@9", 1, 9)]
 
 
+class EagerList(Counting):
+    visits: ps.ListState[int] = ps.list_state()
+
+    def open(self, ctx):
+        self.visits.append(1)
+
+
+def test_an_early_use_names_the_state_as_declared(world):
+    with pytest.raises(UserFunctionError, match=r"\(use self\.visits in process and on_timer"):
+        world.open(EagerList())
+
+
 class Eager(Counting):
     def open(self, ctx):
         assert (ctx.job_name, ctx.subtask, ctx.parallelism) == ("orders", 1, 2)
@@ -294,7 +306,8 @@ class Eager(Counting):
 
 def test_state_outside_of_a_row_is_an_error(world):
     new_key = (
-        r"state belongs to a key, and there is none here.* \(a new key has no value: write self\.count\.value\(\) or 0"
+        r"state belongs to a key, and there is none here: .*"
+        r" \(use self\.count in process and on_timer; a new key has nothing in it\)"
     )
     with pytest.raises(UserFunctionError, match=new_key):
         world.open(Eager())
