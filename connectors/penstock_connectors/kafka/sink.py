@@ -111,9 +111,10 @@ class KafkaSink:
         if not 0 < chosen["chunk_bytes"] <= CHUNK_BYTES:
             wrong = f"KafkaSink: chunk_bytes={chosen['chunk_bytes']!r}"
             raise UsageError(wrong, hint=f"between 1 and {CHUNK_BYTES}")
-        if "transaction_timeout" in options and chosen["delivery"] != "exactly-once-2pc":
-            wrong = f"KafkaSink: delivery={chosen['delivery']!r} does not use transaction_timeout"
-            raise UsageError(wrong, hint="leave it out, or write delivery='exactly-once-2pc'")
+        for name, delivery in (("transaction_timeout", "exactly-once-2pc"), ("chunk_bytes", "exactly-once")):
+            if name in options and chosen["delivery"] != delivery:
+                wrong = f"KafkaSink: delivery={chosen['delivery']!r} does not use {name}"
+                raise UsageError(wrong, hint=f"leave it out, or write delivery={delivery!r}")
         self._delivery: Delivery = chosen["delivery"]
         self.created_at = call_site()
         self._config: dict[str, Any] = {

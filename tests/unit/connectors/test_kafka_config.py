@@ -169,6 +169,14 @@ def test_wrong_source_arguments_are_refused_with_the_way_out(options, words):
         ({"format": "csv"}, "one of json, arrow, raw"),
         ({"transaction_timeout": "long", "delivery": "exactly-once-2pc"}, "is not a duration"),
         ({"transaction_timeout": "1m"}, r"delivery='exactly-once' does not use transaction_timeout \(leave it out, or"),
+        (
+            {"chunk_bytes": 1_000, "delivery": "at-least-once"},
+            r"delivery='at-least-once' does not use chunk_bytes \(leave it out, or write delivery='exactly-once'\)",
+        ),
+        (
+            {"chunk_bytes": 1_000, "delivery": "exactly-once-2pc"},
+            "delivery='exactly-once-2pc' does not use chunk_bytes",
+        ),
         ({"partition": 1}, "no argument 'partition'"),
         ({"key": "nosuch"}, "'nosuch' is not in the rows.*user_id, name"),
         ({"key": "name", "format": "arrow"}, "holds many rows and has no key"),
