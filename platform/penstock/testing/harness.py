@@ -119,6 +119,8 @@ class JobHarness:
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-testing-"))
         self._inputs: dict[str, PushedRows] = {}
         self._outputs: dict[str, CollectedRows] = {}
+        #: Sources with rows of their own.
+        self._collections: set[str] = set()
         graph = _graph_of(job)
         root = f"memory://penstock-testing-{next(_numbers)}"
         settings = msgspec.structs.replace(graph.settings, buffer_timeout_ms=0, checkpoint_root=root)
@@ -354,7 +356,9 @@ class JobHarness:
 
     def _with_feed(self, operator: OperatorSpec, partitions: int) -> OperatorSpec:
         config = operator.config
-        if operator.kind == "source" and not config["source"]["factory"].startswith(_COLLECTION):
+        if operator.kind == "source" and config["source"]["factory"].startswith(_COLLECTION):
+            self._collections.add(operator.uid)
+        elif operator.kind == "source":
             spec, rows = pushed_source(config["source"], partitions)
             self._inputs[operator.uid] = rows
             register(rows)
@@ -370,6 +374,14 @@ class JobHarness:
         return next(v for v in self._job.graph.vertices if v.operators[0].uid == source)
 
     def _input(self, source: str) -> PushedRows:
+        if source in self._collections:
+            msg = (
+                f"job {self._written.name!r}: source {source!r} has the rows of env.from_collection and takes no others"
+            )
+            raise UsageError(
+                msg,
+                hint="read the results with rows(); to push rows to a source such as FileSource, let the job read it",
+            )
         if source not in self._inputs:
             raise self._unknown("source", source, self._inputs)
         return self._inputs[source]
