@@ -17,6 +17,7 @@ from tests.support import class_archives, leaks
 from tests.support.depth import depth, register
 from tests.support.lanes import LanesPlugin, level_of
 
+from penstock.client.kernels import compile_kernels
 from penstock.core.errors import PenstockError
 from penstock_lab.servers import KafkaServer, MinioServer, choose, start_kafka, start_minio
 
@@ -51,9 +52,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Prepare the servers and Spark before the first test: it takes minutes once, and no test's limit should pay."""
+    """Prepare kernels, servers and Spark before the first test: that takes minutes once, in no test's time."""
     if session.config.option.collectonly:
         return
+    if session.items:
+        compile_kernels()  # a checkout that is new, or that was updated, lacks some
     gc.collect()
     gc.freeze()  # the look for leaks after each test collects garbage: it need not visit all that was imported
     gc.set_threshold(50_000, 20, 20)  # after a freeze, Python would collect all generations far more often
