@@ -185,3 +185,4 @@ def test_other_addresses_need_protection(console, command):
     assert "cannot listen on 0.0.0.0" in said
     assert "penstock cluster certs" in said, said.splitlines()
     assert "--insecure" in said
+    assert said.count("penstock: ") == 1

@@ -133,11 +133,12 @@ class ChildProcess:
         raise PenstockError(msg, hint=f"see its log {self.log_file}")
 
     def log_tail(self) -> str:
-        """Return the last line of the child's log."""
+        """Return the last line of the child's log, without the program's name."""
         if not self.log_file.exists():
             return ""
         data = self.log_file.read_bytes()[-_LOG_TAIL_BYTES:]
-        return data.decode(errors="replace").strip().rpartition("\n")[2] or "(empty log)"
+        last = data.decode(errors="replace").strip().rpartition("\n")[2]
+        return last.removeprefix("penstock: ") or "(empty log)"
 
     def terminate(self) -> None:
         """Send SIGTERM; `stop` waits for the end."""

@@ -27,6 +27,7 @@ from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.config import DEFAULT_LIMITS, JobManagerConfig, JobManagerLimits
 from penstock.jobmanager.dispatcher import Dispatcher, DispatcherParts
 from penstock.jobmanager.leadership import Leadership
+from penstock.rpc.listening import CONTROL
 from penstock.rpc.server import RpcServer
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class JobManager:
         config, settings = self._config, self._config.settings
         if settings.otlp_endpoint:
             self._spans = await asyncio.to_thread(_open_spans, settings.otlp_endpoint)
-        _require_free(settings.rpc_host, settings.rpc_port)  # a standby finds out now, not when it takes over
+        CONTROL.require_free(settings.rpc_host, settings.rpc_port)  # a standby finds out now, not when it takes over
         store = open_store(config.ha_uri)
         identity = asyncio.create_task(asyncio.to_thread(cluster_id, store, self._rand))
         if not (await asyncio.wait({identity}, timeout=self._limits.quiet_ms / 1000))[0]:
@@ -206,17 +207,6 @@ _WILDCARD_HOSTS = ("0.0.0.0", "[::]", "::")  # noqa: S104 - addresses to replace
 def reachable_host(host: str) -> str:
     """Return a listening host, or the name of this machine if it is a wildcard."""
     return socket.gethostname() if host in _WILDCARD_HOSTS else host
-
-
-def _require_free(host: str, port: int) -> None:
-    """Raise PenstockError if the control port is in use."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            msg = f"the JobManager cannot listen on {host}:{port}: {error.strerror}"
-            raise PenstockError(msg, hint="choose another --rpc-port, or 0 for a free one") from error
 
 
 def _open_spans(endpoint: str) -> OtlpSpans:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from penstock.config.security import Security, check_listening
 from penstock.core.clock import Clock
-from penstock.core.errors import PenstockError
 from penstock.metrics.process import ProcessMeter
 from penstock.metrics.prometheus import TASKMANAGER_SCOPE, Sample, process_samples, render, scope_samples
 from penstock.rpc.authentication import is_same_user
+from penstock.rpc.listening import METRICS
 
 #: Dashboards need no higher rate, and each sample reads `/proc`.
 _EVERY_MS = 2_000
@@ -98,8 +98,7 @@ class MetricsServer:
         try:
             self._server = await asyncio.start_server(self._serve, host, port, limit=_MAX_HEAD_BYTES)
         except OSError as error:
-            msg = f"/metrics cannot listen on {host}:{port}: {error.strerror}"
-            raise PenstockError(msg, hint="choose another --metrics-port, or stop the process that uses it") from error
+            raise METRICS.refused(host, port, error) from error
         address = self._server.sockets[0].getsockname()
         return f"{host}:{address[1]}"
 

@@ -44,6 +44,7 @@ from penstock.config.config_file import VARIABLES, Configuration, configuration,
 from penstock.config.security import FOLDER_VARIABLE
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError, UsageError
+from penstock.rpc.listening import REST
 
 if TYPE_CHECKING:
     from penstock.client.spark_cluster import SparkCluster
@@ -99,6 +100,7 @@ def start(
     if record.exists() and alive(jsonlib.loads(record.read_text(encoding="utf-8"))["pid"]):
         msg = f"a cluster is already running ({record})"
         raise UsageError(msg, hint="stop it with `penstock cluster stop`")
+    REST.require_free(configured.settings.jobmanager.rest_host, configured.settings.jobmanager.rest_port)
     compile_kernels()  # here, where its progress is visible
     try:
         home().mkdir(parents=True, exist_ok=True)
@@ -135,7 +137,7 @@ def _wait_for(record: Path, process: subprocess.Popen[bytes], log: Path, timeout
     deadline = clock.monotonic_ms() + timeout_ms
     while not record.exists():
         if process.poll() is not None or clock.monotonic_ms() > deadline:
-            last = log.read_text(errors="replace").strip().rpartition("\n")[2]
+            last = log.read_text(errors="replace").strip().rpartition("\n")[2].removeprefix("penstock: ")
             hint = "" if "see its log" in last else f"see its log {log}"  # a child process has named its own
             raise PenstockError(f"the cluster did not start: {last}", hint=hint)
         clock.sleep_ms(_POLL_MS)

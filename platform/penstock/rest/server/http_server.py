@@ -25,6 +25,7 @@ from penstock.rest.diagnose.job_watch import JobWatch
 from penstock.rest.server.fast_app import FastApp
 from penstock.rest.server.guard import Guard
 from penstock.rest.server.role_app import RoleApp
+from penstock.rpc.listening import REST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,7 +200,6 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        msg = f"the REST API cannot listen on {host}:{port}: {error.strerror}"
-        raise PenstockError(msg, hint="choose another --rest-port, or stop the process that uses it") from error
+        raise REST.refused(host, port, error) from error
     listener.listen(128)
     return listener
