@@ -209,7 +209,7 @@ class EmbeddedExecutor:
         self._step(f"submitting {graph.name}, which starts {counted(required_slots(graph), 'worker')}")
         client = cluster.client()
         # this cluster ends with the job: the command line finds it by its URL alone
-        handle = replace(submit_graph(client, graph, self.options), cluster=client.url)
+        handle = replace(submit_graph(client, graph, self.options), cluster=client.url, embedded=True)
         if self.on_started is not None:
             self.on_started(cluster, handle)
         return handle

@@ -198,6 +198,13 @@ def _name_of(restored: dict[str, Any]) -> str:
     return f"savepoint {restored['uri']}" if restored["uri"] else f"checkpoint {restored['id']}"
 
 
+def _see(handle: JobHandle, summary: dict[str, Any]) -> str:
+    """Return the command that shows the job, as the end of a line; empty if it ended with its cluster."""
+    if handle.embedded and summary["state"] in TERMINAL:
+        return ""
+    return f"; {'while it runs, ' if handle.embedded else 'see '}`{handle.command('show')}`"
+
+
 def _version_and_error(entry: dict[str, Any]) -> tuple[bool, str]:
     """Return whether a failure is one of a version that was rolled back, and its text."""
     return bool(entry.get("rolled-back")), str(entry["exceptionName"])
@@ -285,7 +292,7 @@ class FailureWatch:
         lines += [f"{handle.name}: {line}" for line in self._waits.poll(summary)]
         bad = summary.get("bad-records", {})
         lines += [
-            f"{handle.name}: {line}; see their number with `{handle.command('show')}`"
+            f"{handle.name}: {line}{_see(handle, summary)}"
             for uid, line in bad_records(summary).items()
             if uid not in self._with_bad_records
         ]
@@ -314,7 +321,7 @@ class FailureWatch:
         after = next_attempt(summary) or _AFTER.get(summary["state"], f"it is {summary['state']} now")
         start = _start_after_failure(summary)
         after += f", from {start}" if start else ""
-        lines[-1] += f" (restart {summary['restarts']}, {after}; see `{handle.command('show')}`)"
+        lines[-1] += f" (restart {summary['restarts']}, {after}{_see(handle, summary)})"
         own = without_all_frames(new[0].get("stacktrace", ""))
         if own and own != self._reported_own:  # the same row fails at each restart
             lines.append(own)

@@ -94,6 +94,8 @@ class JobHandle:
     clock: Clock = field(default_factory=SystemClock)
     #: The `--cluster` of commands in hints; empty if the command line finds the cluster without it.
     cluster: str = ""
+    #: Whether the cluster ends with the job, so that no command finds the job afterwards.
+    embedded: bool = False
     #: Input that the job does not read (`client.start_warnings`).
     unread: tuple[str, ...] = ()
 

@@ -28,7 +28,7 @@ def job():
     entries = []
     client = SimpleNamespace(exceptions=lambda _: {"exceptionHistory": {"entries": entries}})
     command = lambda name: f"penstock {name} orders"
-    return SimpleNamespace(name="orders", job_id="a", client=client, entries=entries, command=command)
+    return SimpleNamespace(name="orders", job_id="a", client=client, entries=entries, command=command, embedded=False)
 
 
 def test_a_job_that_runs_has_nothing_to_tell(job):
@@ -208,6 +208,16 @@ def test_what_follows_a_failure_is_told_by_the_state(job, state, after):
     assert f"(restart 1, {after}; see `penstock show orders`)" in line
 
 
+@pytest.mark.parametrize(
+    ("state", "way"), [("RUNNING", "it runs again; while it runs, `penstock show orders`)"), ("FAILED", "has failed)")]
+)
+def test_no_command_is_named_for_a_job_that_ended_with_its_cluster(job, state, way):
+    job.embedded = True
+    job.entries.append(FIRST)
+    (line,) = FailureWatch().poll(job, summary(state=state, restarts=1))
+    assert line.endswith(way)
+
+
 def test_commands_name_the_cluster_that_the_command_line_does_not_find():
     handle = JobHandle(RestClient("http://127.0.0.1:9"), "a", "my orders", cluster="http://127.0.0.1:9")
     assert handle.command("show") == "penstock show 'my orders' --cluster http://127.0.0.1:9"
@@ -248,10 +258,7 @@ def test_bad_records_are_told_once_by_source(job):
     example = "topic t partition 0 offset 7: not JSON; value: b'x'"
     watch, bad = FailureWatch(), {"bad-records": {"in": 1_200}, "bad-record-examples": {"in": example}}
     (line,) = watch.poll(job, summary(**bad))
-    assert (
-        line
-        == f"orders: source in: 1,200 bad records; the first: {example}; see their number with `{job.command('show')}`"
-    )
+    assert line == f"orders: source in: 1,200 bad records; the first: {example}; see `{job.command('show')}`"
     assert watch.poll(job, summary(**{"bad-records": {"in": 1_300}})) == []
 
 

@@ -320,10 +320,9 @@ class JobMaster:
         self._held.worker_exited(worker_id)
         if self._adoption is not None:
             self._adoption.lost(worker_id)
-        log = f" (`penstock logs {self.graph.name}` prints its log)" if lost.detail else ""
         what = "was lost" if lost.started else "could not start"
         call = self.slow_call_tracker.in_user_code(worker_id, now_ms)
-        text = f"worker {worker_id} {what}: {lost.reason}{f'; {call}' if call else ''}{log}"
+        text = f"worker {worker_id} {what}: {lost.reason}{f'; {call}' if call else ''}"
         failure = Failure(now_ms, text, lost.detail, "", worker_id)
         if deployment is None:
             return []
