@@ -40,7 +40,7 @@ class CheckBackfillOperator(CommandOperator):
         self.options = dict(options or {})
         self.may_run = may_run
 
-    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
+    def perform(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
         """Check; this takes as long as importing the job file."""
         head = ["check", self.job_file, "--backfill"]
         found = self.run_command(head, (self.options, CHECK_BACKFILL), accepted_codes=(_REFUSED,))
@@ -89,7 +89,7 @@ class BackfillOperator(CommandOperator):
         self.target = target
         self.options = {"until": until, **(options or {})}
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def perform(self, context: Context) -> dict[str, Any]:
         """Run the backfill, in the worker."""
         attempts = self.attempts(context)
         name = f"backfilled-{attempts.begin()[:12]}"

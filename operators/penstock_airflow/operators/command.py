@@ -114,8 +114,8 @@ class CommandOperator(PenstockOperator):
             environment = {name: value for options, _ in given for name, value in environment_of(options).items()}
             self._command = Command(self.hook.place, line, environment)
             return self._command.run(accepted_codes=accepted_codes)
-        except UsageError as error:
-            raise AirflowFailException(str(error)) from error
+        except UsageError:
+            raise
         except PenstockError as error:
             final = self._command is not None and self._command.refused
             raise (AirflowFailException if final else AirflowException)(str(error)) from error

@@ -29,7 +29,7 @@ class StopJobOperator(PenstockOperator):
         self.target = target
         self.drain = drain
 
-    def execute(self, context: Context) -> Any:
+    def perform(self, context: Context) -> Any:
         """Request the stop, and wait."""
         attempts = self.attempts(context)
         token = attempts.begin()
@@ -54,7 +54,7 @@ class CancelJobOperator(PenstockOperator):
         self.job = job
         self.or_ended = or_ended
 
-    def execute(self, context: Context) -> Any:
+    def perform(self, context: Context) -> Any:
         """Cancel, and wait."""
         attempts = self.attempts(context)
         attempts.begin()
@@ -97,7 +97,7 @@ class RescaleJobOperator(PenstockOperator):
         self.parallelism = parallelism
         self.vertices = vertices
 
-    def execute(self, context: Context) -> Any:
+    def perform(self, context: Context) -> Any:
         """Request the rescale, and wait."""
         parallelism = templated.count("parallelism", self.parallelism)
         given = templated.mapping("vertices", self.vertices)

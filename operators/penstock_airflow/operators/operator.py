@@ -1,11 +1,12 @@
 """The base of all operators of penstock: send one request to a cluster, then wait, in a worker or deferred.
 
-`execute` of an operator sends the request (`Attempts` makes sure that it is sent once) and calls `wait_for`. The answer
-is passed to `finished`, in the worker and after a deferral.
+`perform` of an operator sends the request (`Attempts` makes sure that it is sent once) and calls `wait_for`. The answer
+is passed to `finished`, in the worker and after a deferral. A refused request fails the task without a retry.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from airflow.sdk import Asset, BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.errors import PenstockError
+from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock_airflow import kill_actions
 from penstock_airflow.attempts import Attempts
 from penstock_airflow.conditions import Answer, Condition, encoded
@@ -57,6 +58,22 @@ class PenstockOperator(BaseOperator):
         self.deferrable = deferrable
         self.poll_seconds = poll_seconds
         self.timeout_seconds = timeout_seconds
+
+    def execute(self, context: Context) -> Any:
+        """Do the work of the task; a retry would repeat a refusal, so there is none."""
+        try:
+            return self.perform(context)
+        except (NotFoundError, UsageError) as error:
+            raise AirflowFailException(str(error)) from error
+
+    @abstractmethod
+    def perform(self, context: Context) -> Any:
+        """Do the work of the task.
+
+        Raises:
+            NotFoundError, UsageError: the request is refused, and would be refused again.
+            AirflowException: it failed.
+        """
 
     @property
     def hook(self) -> PenstockHook:

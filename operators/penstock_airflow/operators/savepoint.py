@@ -34,7 +34,7 @@ class TriggerSavepointOperator(PenstockOperator):
         self.job = job
         self.target = target
 
-    def execute(self, context: Context) -> Any:
+    def perform(self, context: Context) -> Any:
         """Request the savepoint, and wait."""
         attempts = self.attempts(context)
         token = attempts.begin()
@@ -62,7 +62,7 @@ class CleanSavepointsOperator(PenstockOperator):
         self.keep = keep
         self.keep_hours = keep_hours
 
-    def execute(self, context: Context) -> dict[str, list[str]]:  # noqa: ARG002 - Airflow's signature
+    def perform(self, context: Context) -> dict[str, list[str]]:  # noqa: ARG002 - Airflow's signature
         """List the folder, and remove."""
         keep_ms = int(templated.amount("keep_hours", self.keep_hours) * _HOUR_MS)
         retention = Retention(templated.count("keep", self.keep) or 0, keep_ms)
@@ -100,7 +100,7 @@ class NewestSavepointOperator(PenstockOperator):
         self.job = job
         self.target = target
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def perform(self, context: Context) -> dict[str, Any]:
         """Search the folder."""
         job = self.hook.run(lambda client: client.job(self.job))
         self.store_job_link(context, job["jid"])
@@ -135,7 +135,7 @@ class CheckSavepointAgeOperator(PenstockOperator):
         self.target = target
         self.alarm_hours = alarm_hours
 
-    def execute(self, context: Context) -> dict[str, float]:  # noqa: ARG002 - Airflow's signature
+    def perform(self, context: Context) -> dict[str, float]:  # noqa: ARG002 - Airflow's signature
         """Return the age of each job's newest savepoint in hours."""
         alarm_hours = templated.amount("alarm_hours", self.alarm_hours)
         now_ms = self.clock.now_ms()

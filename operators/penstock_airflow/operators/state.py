@@ -29,7 +29,7 @@ class PrepareStateOperator(CommandOperator):
         self.folder = folder
         self.options = dict(options or {})
 
-    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
+    def perform(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
         """Rewrite them, in the worker."""
         said = self.run_command(["state", "prepare", self.snapshot, self.folder], (self.options, PREPARE))
         self.log.info("%s files rewritten, %s there already, %s gone", said["written"], said["reused"], said["gone"])
@@ -67,7 +67,7 @@ class RepartitionStateOperator(CommandOperator):
         self.target = target
         self.options = {"key_groups": key_groups, **(options or {})}
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def perform(self, context: Context) -> dict[str, Any]:
         """Rewrite it, in the worker."""
         attempts = self.attempts(context)
         name = f"repartitioned-{attempts.begin()[:12]}"

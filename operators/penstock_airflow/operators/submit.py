@@ -64,7 +64,7 @@ class SubmitJobOperator(CommandOperator):
         self._token = ""
         self._job_id = ""
 
-    def execute(self, context: Context) -> Any:
+    def perform(self, context: Context) -> Any:
         """Submit, and wait."""
         if self.job_on_kill not in ("cancel", "keep"):
             raise AirflowFailException(f"on_kill={self.job_on_kill!r}: use cancel or keep")

@@ -43,7 +43,7 @@ class CheckJobOperator(CommandOperator):
         self.parallelism = parallelism
         self.options = dict(options or {})
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def perform(self, context: Context) -> dict[str, Any]:
         """Check; this takes as long as importing the job file."""
         job_id = self.job_id_of(self.job)
         self.store_job_link(context, job_id)
@@ -107,7 +107,7 @@ class UpgradeJobOperator(CommandOperator):
         self.job_on_kill = on_kill
         self._kill_action: RollBackUpgrade | None = None
 
-    def execute(self, context: Context) -> Any:
+    def perform(self, context: Context) -> Any:
         """Request the upgrade, and wait."""
         if self.job_on_kill not in ("take_back", "keep"):
             raise AirflowFailException(f"on_kill={self.job_on_kill!r}: use take_back or keep")

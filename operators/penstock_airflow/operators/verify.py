@@ -65,7 +65,7 @@ class CompareOutputsOperator(PenstockOperator):
         self.span_seconds = span_seconds
         self.compare = compare
 
-    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
+    def perform(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
         """Read both outputs until they are the same."""
         if self.compare not in ("rows", "counts"):
             raise AirflowFailException(f"compare={self.compare!r}: use rows or counts")

@@ -13,7 +13,6 @@ from tests.support.waiting import wait_until
 
 from penstock.client.handle import JobHandle
 from penstock.client.savepoints import list_savepoints
-from penstock.core.errors import NotFoundError
 from penstock.snapshots.access.opening import open_snapshot
 from penstock_airflow.operators.job import CancelJobOperator
 from penstock_airflow.operators.savepoint import NewestSavepointOperator
@@ -154,7 +153,7 @@ def test_a_scratch_job_counts_as_the_job_does(client, tmp_path, name, running, s
 def test_tidying_up_after_a_job_that_never_was(cluster):
     tidy = {"task_id": "cancel", "job": "never-was", **FAST}
     assert CancelJobOperator(or_ended=True, **tidy).execute(Instance().context())["state"] is None
-    with pytest.raises(NotFoundError):
+    with pytest.raises(AirflowFailException, match="no job 'never-was'"):
         CancelJobOperator(**tidy).execute(Instance().context())
 
 

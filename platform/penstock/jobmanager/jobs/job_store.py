@@ -43,7 +43,7 @@ from penstock.checkpoint.stores import (
 )
 from penstock.core import failpoints
 from penstock.core.clock import Clock
-from penstock.core.errors import JobIdentityError, NotFoundError, SnapshotDamagedError, StateMismatchError, StorageError
+from penstock.core.errors import JobIdentityError, SnapshotDamagedError, StateMismatchError, StorageError, UsageError
 from penstock.core.rand import Rand
 from penstock.core.structs import prepare
 from penstock.graph.job_graph import JobGraph
@@ -98,7 +98,7 @@ class JobStore:
         Raises:
             SnapshotDamagedError: the job's checkpoints were deleted.
             JobIdentityError: another process holds the job, or another job has claimed the savepoint.
-            NotFoundError: there is no such savepoint.
+            UsageError: there is no such savepoint.
             StateMismatchError: the savepoint's state, or that of the job's newest checkpoint, does not fit the job; or
             restoring it would publish output twice.
             StorageError: the checkpoint root cannot be read or written.
@@ -244,7 +244,7 @@ class JobStore:
             data = store.read(SAVEPOINT_MANIFEST)
         except FileNotFoundError as error:
             msg = f"there is no savepoint at {uri}"
-            raise NotFoundError(msg, hint="pass the folder that `penstock savepoint` or `stop` printed") from error
+            raise UsageError(msg, hint="pass the folder that `penstock savepoint` or `stop` printed") from error
         try:
             return absolute_paths(decode_manifest(data), store.uri)
         except msgspec.MsgspecError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.checkpoint.ha_records import DamagedRecord, JobRecord, UpgradeRefusal
 from penstock.config.settings import JobSettings
-from penstock.core.errors import JobIdentityError, NotFoundError, UsageError
+from penstock.core.errors import JobIdentityError, NotFoundError, PenstockError, UsageError
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.jobs.job_archive import JobArchive
@@ -53,14 +53,19 @@ class KnownJob:
         """Post a user request. During the recovery of a job, all requests but a cancel wait for its start.
 
         Raises:
-            UsageError: the job is not running.
+            UsageError: the job has ended or is suspended.
+            PenstockError: it has not started yet; the same request may succeed later.
         """
+        named = f"job {self.record.name!r}"
         if self.suspended:
-            raise UsageError(f"job {self.record.name!r} is suspended", hint=self.record.error)
-        early = isinstance(event, CancelRequested) and self.master is None
-        if self.driver is None or early or self.record.ended:
-            msg = f"job {self.record.name!r} ({self.record.job_id}) is {self.record.ended or 'not started yet'}"
+            raise UsageError(f"{named} is suspended", hint=self.record.error)
+        if self.record.ended:
+            msg = f"{named} ({self.record.job_id}) is {self.record.ended}"
             raise UsageError(msg, hint="only a running job takes requests")
+        early = isinstance(event, CancelRequested) and self.master is None
+        if self.driver is None or early:
+            msg = f"{named} ({self.record.job_id}) has not started yet"
+            raise PenstockError(msg, hint="repeat the request in a moment")
         self.driver.post(event)
 
 
