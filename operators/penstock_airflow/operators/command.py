@@ -22,6 +22,8 @@ from penstock_airflow.operators.operator import PenstockOperator
 
 #: Exit code of a command whose repetition would fail again.
 _BAD_USAGE = 2
+#: Beginning of the line of a command's error; lines of the user's code and the row follow it.
+_ERROR = "penstock: "
 #: Interval of the check that the supervisor of the task's process exists.
 _LOOK_SECONDS = 1.0
 
@@ -41,6 +43,8 @@ class Command:
         self._process: subprocess.Popen[str] | None = None
         #: Whether it ended in an error that another try would meet again.
         self.refused = False
+        #: Lines beside its result and its error: warnings, output of the job file, the failed lines of its code.
+        self.told: list[str] = []
 
     def run(self, *, accepted_codes: Sequence[int] = ()) -> dict[str, Any]:
         """Return the result in its last line; `accepted_codes`: exit codes with a result too.
@@ -57,11 +61,14 @@ class Command:
             self.refused = True
             msg = f"{self._argv[0]} cannot be started: {error}"
             raise UsageError(msg, hint="check the connection's field `python`") from error
-        out, err = self._ended(self._process)
-        code, said = self._process.returncode, _last(out)
+        out, err = map(_lines, self._ended(self._process))
+        code, said = self._process.returncode, out[-1] if out else ""
         if code != 0 and not (code in accepted_codes and said.startswith("{")):
             self.refused = code == _BAD_USAGE
-            raise PenstockError(_last(err) or f"{' '.join(self._argv[3:5])} ended with code {code}")
+            message, more = _error_in(err)
+            self.told = out + more
+            raise PenstockError(message or f"{' '.join(self._argv[3:5])} ended with code {code}")
+        self.told = out[:-1] + err
         if not said.startswith("{"):
             self.refused = True
             raise PenstockError(f"{' '.join(self._argv[3:5])} printed no result: check the connection's field `python`")
@@ -82,9 +89,15 @@ class Command:
             self._process.kill()
 
 
-def _last(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+def _lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _error_in(lines: list[str]) -> tuple[str, list[str]]:
+    """Return the line of a command's error, else the last one, and the other lines."""
+    errors = [number for number, line in enumerate(lines) if line.startswith(_ERROR)]
+    at = errors[-1] if errors else len(lines) - 1
+    return (lines[at], lines[:at] + lines[at + 1 :]) if lines else ("", [])
 
 
 #: Options as given, and the table of their kinds.
@@ -120,6 +133,8 @@ class CommandOperator(PenstockOperator):
             final = self._command is not None and self._command.refused
             raise (AirflowFailException if final else AirflowException)(str(error)) from error
         finally:
+            for told in self._command.told if self._command is not None else ():
+                self.log.info("%s", told)
             self._command = None
 
     def end_command(self) -> None:

@@ -1,0 +1,64 @@
+"""A command on the worker: a task ends in its error, and its log has the other lines of the command."""
+
+import pytest
+from airflow.sdk.exceptions import AirflowException
+
+from penstock.core.errors import PenstockError
+from penstock_airflow.hooks.penstock import ClusterConnection
+from penstock_airflow.operators.command import Command, CommandOperator
+
+FAILED = """
+echo 'warning: out has earlier output' >&2
+echo 'a line that the job file prints'
+echo "penstock: filter 'valid': ZeroDivisionError: division by zero at job.py:6 in <lambda>" >&2
+echo 'In your code:' >&2
+echo 'row 1 of a batch of 500: user_id=112' >&2
+exit 1
+"""
+DONE = """
+echo 'warning: out has earlier output' >&2
+echo '{"jobid": "a"}'
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A connection whose `python` is a script with this text."""
+
+    def made(text):
+        script = tmp_path / "python"
+        script.write_text(f"#!/bin/sh\n{text}")
+        script.chmod(0o755)
+        return ClusterConnection("http://h:1", "", 1.0, "", str(script), "")
+
+    return made
+
+
+def test_the_error_is_the_line_with_the_cause_and_not_the_last_one(place):
+    command = Command(place(FAILED), ["backfill", "job.py"])
+    with pytest.raises(PenstockError, match="ZeroDivisionError"):
+        command.run()
+    assert command.told == [
+        "a line that the job file prints",
+        "warning: out has earlier output",
+        "In your code:",
+        "row 1 of a batch of 500: user_id=112",
+    ]
+
+
+def test_warnings_of_a_command_that_succeeds(place):
+    command = Command(place(DONE), ["run", "job.py"])
+    assert command.run() == {"jobid": "a"}
+    assert command.told == ["warning: out has earlier output"]
+
+
+def test_the_log_of_the_task_has_the_other_lines(place, monkeypatch, capsys):
+    class Operator(CommandOperator):
+        def perform(self, context):
+            return self.run_command(["backfill", "job.py"])
+
+    operator = Operator(task_id="task")
+    monkeypatch.setattr(Operator, "hook", type("Hook", (), {"place": place(FAILED)}))
+    with pytest.raises(AirflowException, match="ZeroDivisionError"):
+        operator.execute({})
+    assert "user_id=112" in capsys.readouterr().out
