@@ -313,6 +313,8 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
         job_id = _running(client, graph.name) if options.attach else ""
         if not job_id:
             raise
+        text = "job %r runs already (%s): this file was not submitted; to replace the job, upgrade it"
+        logging.getLogger("penstock").warning(text, graph.name, job_id)
     return JobHandle(client, job_id, graph.name, unread=tuple(unread))
 
 
