@@ -22,7 +22,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["wait", "done", "failed", "lost", "timeout"]
     value: dict[str, Any] = {}
     text: str = ""
-    #: Whether the same request would fail again: the cause is in the job or its input.
+    #: Whether there is no sense in a retry: the cause is in the job or its input, or a user has canceled the job.
     final: bool = False
 
 
@@ -188,6 +188,7 @@ def _ended(client: RestClient, job: dict[str, Any], good: set[str]) -> Answer:
         return _done(job)
     text = f"job {job['name']!r} ({job['jid']}) is {state}"
     if state != "FAILED":
-        return Answer(kind="failed", text=text)
+        # whoever canceled it does not want a retry to start it again
+        return Answer(kind="failed", text=text, final=state == "CANCELED")
     why, final = root_cause(client, job["jid"])
     return Answer(kind="failed", text=f"{text}: {why}", final=final)

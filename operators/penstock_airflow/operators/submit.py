@@ -16,6 +16,8 @@ from penstock_airflow.kill_actions import LAST_MS, Cancel, CancelSubmitted
 from penstock_airflow.operators.command import PARALLELISM, CommandOperator
 
 _KNOWN: dict[str, Kind] = {**PARALLELISM, "from": "text"}
+#: Time limit of a cancel that is in progress.
+_CANCEL_MS = 20_000
 
 
 class SubmitJobOperator(CommandOperator):
@@ -25,7 +27,8 @@ class SubmitJobOperator(CommandOperator):
     the same name and checkpoint root counts as this one (with `options["attach"]` false the task fails then: for a
     start whose `from_uri` matters). Retried, cleared or run by another worker after the first was killed, the task
     finds the job it has submitted. It submits again only if that job was cancelled or failed, or had ended and the task
-    is cleared after its success. A job that failed on its input or in a user's function fails the task without a retry.
+    is cleared after its success. A job that is canceled meanwhile, or fails on its input or in a user's function, fails
+    the task without a retry.
 
     `from_uri` is a savepoint to start from. `options` are further ones of `penstock run`: `fresh`, `no_claim`,
     `accept_duplicates` (true or false), `name` (instead of the file's), `allow_non_restored_state` (a list), `settings`
@@ -97,8 +100,12 @@ class SubmitJobOperator(CommandOperator):
         return Started(job_id, int(self.settle_seconds * 1000))
 
     def _state_of(self, job_id: str) -> str:
+        """Return the state of a job; the end of a cancel is waited for, as a cleared task requests one."""
         try:
-            return str(self.hook.run(lambda client: client.job(job_id))["state"])
+            state = str(self.hook.run(lambda client: client.job(job_id))["state"])
+            if state == "CANCELLING":
+                state = str(self.hook.run(lambda client: client.job_after(job_id, _CANCEL_MS))["state"])
+            return state
         except NotFoundError:
             return "FAILED"  # a cluster that does not know the job will not run it
 

@@ -68,12 +68,14 @@ def test_a_worker_that_died_after_the_submit_is_followed_by_one_that_finds_the_j
     assert len(jobs(client, name)) == 1
 
 
-def test_cleared_and_run_twice_there_is_one_job(client, tmp_path, name):
+def test_cleared_and_run_twice_there_is_one_job(client, tmp_path, name, capsys):
     path, instance = write_job(tmp_path, name), Instance(name)
     deferral(submit(path), instance)
     first = run(submit(path), instance)["job_id"]
     assert run(submit(path), instance)["job_id"] == first
+    assert "runs already" not in capsys.readouterr().out
     assert run(submit(path), Instance(name, run_id="another"))["job_id"] == first
+    assert f"job '{name}' runs already" in capsys.readouterr().out
     assert len(jobs(client, name)) == 1
 
 
@@ -220,3 +222,19 @@ def test_a_timeout_says_that_it_goes_on(client, tmp_path, name):
         run(task, instance)
     assert not instance.stored["penstock"]["ended"]
     assert jobs(client, name)[0]["state"] in ("CREATED", "RUNNING")
+
+
+def test_a_job_that_is_canceled_while_the_task_waits_does_not_start_again(client, tmp_path, name):
+    deferred = deferral(submit(write_job(tmp_path, name, interval="1h")), Instance(name))
+    client.cancel(jobs(client, name)[0]["jid"])
+    answer = fired(deferred)
+    assert (answer["kind"], answer["final"]) == ("failed", True)
+    assert "is CANCELED" in answer["text"]
+
+
+def test_a_task_that_is_cleared_while_its_job_is_canceled_starts_it_again(client, tmp_path, name):
+    path, instance = write_job(tmp_path, name), Instance(name)
+    deferral(submit(path), instance)
+    first = jobs(client, name)[0]["jid"]
+    client.cancel(first)
+    assert run(submit(path), instance)["job_id"] != first
