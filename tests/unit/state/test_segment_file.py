@@ -2,6 +2,7 @@
 
 import io
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -49,8 +50,8 @@ class Stored:
         self.asked.append((file.offset, file.length))
         return read_file(self.store, file)
 
-    def rows(self, within):
-        tables = SegmentFile(self.segment, self.read, sizes()).tables(within)
+    def rows(self, within, hashes=None):
+        tables = SegmentFile(self.segment, self.read, sizes(), None, hashes).tables(within)
         return [h for table in tables for h in table.column("total").to_pylist()]
 
 
@@ -65,6 +66,17 @@ def test_a_range_reads_the_footer_and_its_row_groups(small, tmp_path, mapped):
     assert size == sum(file.row_group(n).column(c).total_compressed_size for n in (3, 4, 5) for c in range(7))
     assert groups > 6
     assert stored.rows(ALL_HASHES) == list(range(ROWS))
+
+
+def test_hashes_read_their_row_groups_once(small):
+    stored = Stored()
+    wanted = np.array([-4, 2, 3, 35, 52, 10_000])
+    assert stored.rows(ALL_HASHES, wanted) == [2, 3, 35, 52]
+    assert len(stored.asked) == 1 + 3
+    whole = stored.segment.file.length
+    assert sum(length for _, length in stored.asked[1:]) < whole / 2
+    assert stored.rows(HashRange(3, 40), wanted) == [3, 35]
+    assert stored.rows(ALL_HASHES, np.array([10_000])) == []
 
 
 def test_what_is_far_apart_is_not_read_in_one(small, monkeypatch):

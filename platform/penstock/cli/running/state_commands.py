@@ -169,21 +169,14 @@ def read(
     json: JsonOption = False,
 ) -> None:
     """Print the live rows of one state."""
-    import polars as pl
-
     from penstock.snapshots.access.content import find_state
+    from penstock.snapshots.access.pruning import parsed_filter
     from penstock.snapshots.access.reading import frame_of
 
     snapshot = opened(uri, checkpoint)
     rows = frame_of(snapshot, find_state(snapshot.manifest, uid, name))
     if where is not None:
-        columns = rows.collect_schema().names()
-        try:
-            rows = rows.filter(pl.sql_expr(where))
-            rows.collect_schema()
-        except pl.exceptions.PolarsError as error:
-            msg = f"--where {where!r}: {str(error).splitlines()[0]}"
-            raise UsageError(msg, hint=f"columns: {', '.join(columns)}") from error
+        rows = rows.filter(parsed_filter(where, rows.collect_schema(), "--where"))
     if output is not None:
         _write(rows.collect(), output)
         return

@@ -16,8 +16,9 @@ from polars.io.plugins import register_io_source
 
 from penstock.snapshots.access.content import StateContent, find_state, states_of
 from penstock.snapshots.access.opening import Snapshot, open_snapshot
+from penstock.snapshots.access.pruning import ALL_ROWS, Pruning, pruning_of
 from penstock.state.log.segment_columns import DELETED, KEY_HASH, SEQ
-from penstock.state.log.segments import read_state
+from penstock.state.log.segments import key_names, read_state
 
 if TYPE_CHECKING:
     from penstock.core.snapshot import KeyedStateSnapshot
@@ -37,7 +38,8 @@ def read(
     the one with sequence `checkpoint`. `uid` is the operator's, `name` the state's (`panes` of a window, `running` of a
     running aggregate, a process function's own; optional if there is only one). Non-keyed state, such as the `splits`
     of a source, has the columns `__subtask`, `__index` and `item` (JSON). `with_hash=True` adds `__key_hash`. Files are
-    read, and verified against their checksums, when the frame is collected, one subtask after another.
+    read, and verified against their checksums, when the frame is collected, one subtask after another. Filters on the
+    key, and on `__namespace`, choose the row groups and files.
 
     Raises:
         NotFoundError: there is no such snapshot or state.
@@ -65,7 +67,8 @@ def frame_of(snapshot: Snapshot, state: StateContent, *, with_hash: bool = False
         asked = set(kept if with_columns is None else with_columns)
         asked |= set() if predicate is None else set(predicate.meta.root_names())
         names = [name for name in kept if name in asked]
-        for table in live_rows(snapshot, state.keyed, names):
+        pruning = ALL_ROWS if predicate is None else pruning_of(predicate, keys_of(state))
+        for table in live_rows(snapshot, state.keyed, names, pruning):
             frame = pl.DataFrame(pl.from_arrow(table.select(names or kept[:1])))
             if predicate is not None:
                 frame = frame.filter(predicate)
@@ -83,14 +86,24 @@ def frame_of(snapshot: Snapshot, state: StateContent, *, with_hash: bool = False
 
 
 def live_rows(
-    snapshot: Snapshot, parts: tuple[KeyedStateSnapshot, ...], only: Collection[str] | None = None
+    snapshot: Snapshot,
+    parts: tuple[KeyedStateSnapshot, ...],
+    only: Collection[str] | None = None,
+    pruning: Pruning = ALL_ROWS,
 ) -> Iterator[pa.Table]:
     """Yield the live rows of a keyed state, in the order of hashes, with the columns of a segment.
 
-    With `only`, other value columns are left out.
+    With `only`, other value columns are left out. Rows that `pruning` excludes may be there.
     """
-    for part in sorted(parts, key=lambda part: part.hash_low):
-        yield from read_state(part, snapshot.read, only=only)
+    hashes = pruning.hashes
+    for part in sorted(pruning.segments(parts), key=lambda part: part.hash_low):
+        yield from read_state(part, snapshot.read, only=only, hashes=hashes)
+
+
+def keys_of(state: StateContent) -> pa.Schema:
+    """Return the columns of the key; none if the state is not keyed."""
+    schema = state.schema
+    return pa.schema([]) if schema is None else pa.schema([schema.field(name) for name in key_names(schema)])
 
 
 def columns_of(state: StateContent, *, with_hash: bool = False) -> pa.Schema:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from penstock.core.snapshot import Segment
+    from penstock.kernels.compiler.compile import I64
 
 #: Metadata key of `[[offset, length, crc32, first hash, last hash, rows], ...]`, one element per row group.
 GROUPS = b"penstock.row_groups"
@@ -58,10 +59,12 @@ class SegmentFile:
         read: Callable[[FileRef], bytes],
         limits: StateLimits = PRODUCTION,
         ids: frozenset[int] | None = None,
+        hashes: I64 | None = None,
     ) -> None:
         """Read the footer, or all of a small file; `read` returns a file or a part of it, and verifies checksums.
 
-        With `ids`, only the columns with these field ids are decoded.
+        With `ids`, only the columns with these field ids are decoded. With `hashes`, which are sorted, only rows of
+        these are read.
 
         Raises:
             SnapshotDamagedError: the file is missing or damaged.
@@ -69,6 +72,7 @@ class SegmentFile:
         self.segment = segment
         self.limits = limits
         self._ids = ids
+        self._hashes = hashes
         self._read = read
         self._data: bytes | None = None
         file = segment.file
@@ -87,7 +91,8 @@ class SegmentFile:
 
     def within(self, wanted: HashRange) -> list[RowGroup]:
         """Return the row groups that may have rows in a range, in file order."""
-        return [g for g in self.groups if g.low <= wanted.high and wanted.low <= g.high]
+        near = [g for g in self.groups if g.low <= wanted.high and wanted.low <= g.high]
+        return near if self._hashes is None else [g for g in near if has_hash_in(self._hashes, g.low, g.high)]
 
     def namespaces_of(self, group: RowGroup) -> tuple[int, int]:
         """Return the lowest and highest namespace of a row group, or of the file if the footer has no statistics."""
@@ -113,6 +118,8 @@ class SegmentFile:
             data = self.fetch(run)
             for table in self.decode(run, data):
                 part = rows_within(table, wanted)
+                if self._hashes is not None:
+                    part = part.filter(pa.array(np.isin(part.column(KEY_HASH).to_numpy(), self._hashes)))
                 if part.num_rows:
                     yield part
 
@@ -196,6 +203,11 @@ def rows_within(table: pa.Table, wanted: HashRange) -> pa.Table:
     first = int(np.searchsorted(hashes, wanted.low, side="left"))
     stop = int(np.searchsorted(hashes, wanted.high, side="right"))
     return table.slice(first, max(0, stop - first))
+
+
+def has_hash_in(hashes: I64, low: int, high: int) -> bool:
+    """Return whether one of the sorted `hashes` is in `low..high`."""
+    return bool(np.searchsorted(hashes, low, side="left") < np.searchsorted(hashes, high, side="right"))
 
 
 def runs_of(groups: Sequence[RowGroup], most_bytes: int) -> Iterator[list[RowGroup]]:

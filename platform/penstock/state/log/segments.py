@@ -28,7 +28,7 @@ from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_column, key_columns
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.segment_columns import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, LAST_ACCESS, NAMESPACE, ROW, SEQ
-from penstock.state.log.segment_file import GROUPS, NAMESPACES, SegmentFile
+from penstock.state.log.segment_file import GROUPS, NAMESPACES, SegmentFile, has_hash_in
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
@@ -451,11 +451,13 @@ def read_state(
     within: HashRange | None = None,
     limits: StateLimits = PRODUCTION,
     only: Collection[str] | None = None,
+    hashes: I64 | None = None,
 ) -> Iterator[pa.Table]:
     """Yield the live rows of one state in a snapshot, sorted by hash.
 
     A savepoint writes them, and the offline reader shows them. `read` returns the bytes of a file or of a part of it,
-    verified if the reference has a checksum. With `only`, other value columns are not decoded.
+    verified if the reference has a checksum. With `only`, other value columns are not decoded. With `hashes`, which are
+    sorted, only rows of these hashes come, and only row groups that may have them are read.
     """
     schema = schema_from_text(snapshot.schema)
     ids = None
@@ -466,5 +468,8 @@ def read_state(
     asked = own if within is None else own.intersect(within)
     if asked is None:
         return
-    files = [SegmentFile(s, read, limits, ids) for s in snapshot.segments if clip_of(s, asked) is not None]
+    near = [s for s in snapshot.segments if clip_of(s, asked) is not None]
+    if hashes is not None:
+        near = [s for s in near if has_hash_in(hashes, s.hash_min, s.hash_max)]
+    files = [SegmentFile(s, read, limits, ids, hashes) for s in near]
     yield from merge_segments(files, snapshot.tombstones, schema, within=asked, keep_deleted=False)
