@@ -100,13 +100,13 @@ def start(
     if record.exists() and alive(jsonlib.loads(record.read_text(encoding="utf-8"))["pid"]):
         msg = f"a cluster is already running ({record})"
         raise UsageError(msg, hint="stop it with `penstock cluster stop`")
-    REST.require_free(configured.settings.jobmanager.rest_host, configured.settings.jobmanager.rest_port)
-    compile_kernels()  # here, where its progress is visible
     try:
         home().mkdir(parents=True, exist_ok=True)
     except OSError as error:
         msg = f"cannot write the cluster's records to {home()}: {error.strerror}"
         raise UsageError(msg, hint="set PENSTOCK_HOME to a writable folder") from error
+    REST.require_free(configured.settings.jobmanager.rest_host, configured.settings.jobmanager.rest_port)
+    compile_kernels()  # here, where its progress is visible
     record.unlink(missing_ok=True)
     log = home() / "cluster.log"
     arguments = ["cluster", "serve", "--taskmanagers", taskmanagers, "--slots", str(slots)]
