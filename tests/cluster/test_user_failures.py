@@ -308,6 +308,16 @@ def test_a_crash_in_native_code_is_told_with_the_line_that_called_it(cluster, tm
     assert "line 18 in checked" in penstock(cluster, "logs", "endless")
 
 
+def test_a_function_that_ends_its_process_fails_the_job_with_its_line(cluster, tmp_path):
+    text = endless_job(tmp_path).replace('raise ValueError("no such user")', "os._exit(1)")
+    (tmp_path / "job.py").write_text(f"import os\n{text}")
+    (tmp_path / "bad").touch()
+    code, text = said(tmp_path, "penstock.cli.main", "run", "job.py", "--cluster", cluster.rest_url)
+    assert code == 1, text
+    call = r"was lost: it exited with status 1 while a function was in a call, at job\.py:18 in checked: os\._exit ends"
+    assert re.search(call, " ".join(text.split())), text
+
+
 def test_ctrl_c_on_a_cluster_says_that_the_job_goes_on(cluster, endless, tmp_path):
     _, printed = endless
     wait_until(lambda: [j for j in cluster.client().jobs() if j["state"] == "RUNNING"], printed, step=0.1)

@@ -69,11 +69,12 @@ async def test_an_exit_is_reported_at_once_with_the_last_lines_of_the_log(stage)
     await stage.jobmanager.ready("w")
     stage.probe("w", "die")
     exited = await stage.jobmanager.exited("w")
-    assert exited.returncode == 7
-    assert exited.log_tail == "last words\n"
+    assert (exited.returncode, exited.crashed_at) == (7, "worker_probe.py:62 in die")
+    last = "last words\nFatal Python error: os._exit(7) ended the worker\n"
+    assert exited.log_tail.startswith(last)
     stage.supervisor.handle(FetchLog(request_id="r", worker_id="w"))
     text = await stage.jobmanager.until(lambda report: report if isinstance(report, LogText) else None)
-    assert text.text == "last words\n"
+    assert text.text == exited.log_tail
     stage.start("w2")
     await stage.jobmanager.ready("w2")
 

@@ -38,6 +38,7 @@ from penstock.taskmanager.process_control import (
     raise_descriptor_limit,
     resident_bytes,
 )
+from penstock.taskmanager.told_exit import tell_exits
 
 if TYPE_CHECKING:
     from penstock.task.drive.runtime import TaskRuntime
@@ -63,6 +64,7 @@ def run_worker(control_socket: socket.socket, spec: WorkerSpec) -> int:
     keep_freed_memory()
     raise_descriptor_limit()
     threading.excepthook = _exit_on_thread_failure
+    tell_exits()
     clock = SystemClock()
     control = WorkerControl(control_socket)
 

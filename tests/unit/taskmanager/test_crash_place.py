@@ -1,7 +1,9 @@
 """The line at which native code crashed, from the trace in a worker's log."""
 
+import os
 import threading
 
+from penstock.taskmanager.told_exit import tell_exits
 from penstock.taskmanager.worker_logs import crash_place
 
 #: As `faulthandler` writes it.
@@ -15,6 +17,15 @@ Current thread 0x00007f0000000000 (most recent call first):
 
 Extension modules: numpy.core (total: 1)
 """
+
+
+def test_an_exit_by_the_users_code_names_its_line(monkeypatch, capsys):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    tell_exits()
+    os._exit(3)
+    assert ended == [3]
+    assert crash_place(capsys.readouterr().err).endswith("in test_an_exit_by_the_users_code_names_its_line")
 
 
 def test_it_is_the_innermost_line_of_the_users_code():

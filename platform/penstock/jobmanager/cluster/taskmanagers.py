@@ -306,7 +306,8 @@ class TaskManagers:
                 self._from_worker(manager, report)
             case msg.WorkerExited():
                 why = report.reason or _exit_text(report.returncode, report.crashed_at)
-                lost = WorkerLost(report.worker_id, why, report.log_tail)
+                by_user_code = not report.reason and _by_user_code(report.returncode, report.crashed_at)
+                lost = WorkerLost(report.worker_id, why, report.log_tail, by_user_code=by_user_code)
                 self._worker_lost(manager, lost)
             case msg.WorkerStartFailed():
                 self._worker_lost(manager, WorkerLost(report.worker_id, report.error, started=False))
@@ -518,10 +519,18 @@ _OWN_CODES = (0, 1, 70)
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
+def _by_user_code(returncode: int, crashed_at: str) -> bool:
+    """Return whether the job's code has ended a worker, which writes the line of an `os._exit` to its log."""
+    return returncode >= 0 and (bool(crashed_at) or returncode not in _OWN_CODES)
+
+
 def _exit_text(returncode: int, crashed_at: str) -> str:
     """Return why a worker ended: its exit code, or the signal (negative) and the line at which native code crashed."""
     if returncode == -signal.SIGALRM:
         return "it had no contact to its TaskManager until its lease expired"
+    if returncode >= 0 and crashed_at:
+        call = f"it exited with status {returncode} while a function was in a call, at {crashed_at}"
+        return f"{call}: os._exit ends the worker; raise an exception instead"
     if returncode in _OWN_CODES:
         return f"it exited with status {returncode}"
     if returncode > 0:

@@ -332,7 +332,8 @@ class JobMaster:
         failure = replace(failure, taskmanager_id=deployment.workers[worker_id].slot.taskmanager_id)
         failed = self._deployed.vertices_of(worker_id)
         deployment.worker_lost(worker_id)
-        return self._fail(failure, now_ms, cause_of(lost.reason), failed)
+        cause = Cause.USER_CODE if lost.by_user_code else cause_of(lost.reason)
+        return self._fail(failure, now_ms, cause, failed)
 
     def _on_task_failed(self, failure: Failure, cause: Cause, now_ms: int) -> list[cmd.Command]:
         """Fail; after a lost connection wait for its cause, the end of the worker at the other side."""

@@ -95,6 +95,8 @@ class WorkerLost:
     detail: str = ""
     #: False: it could not be started.
     started: bool = True
+    #: Whether the job's code has ended it.
+    by_user_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,7 @@ def test_a_drained_one_ends_when_its_job_and_its_worker_have_left(managers):
         managers.drain("tm")
 
 
+RAISE = "os._exit ends the worker; raise an exception instead"
 WAY = "update that library, or replace it"
 KILLED = "it was killed by SIGKILL: by a user, or by the kernel when memory ran out (see dmesg)"
 
@@ -164,6 +165,10 @@ KILLED = "it was killed by SIGKILL: by a user, or by the kernel when memory ran 
         ({"returncode": -99}, "it was killed by signal 99"),
         ({"returncode": 70}, "it exited with status 70"),
         ({"returncode": 3}, "it exited with status 3: the job's code or a library has ended the process (os._exit)"),
+        (
+            {"returncode": 1, "crashed_at": "job.py:3 in f"},
+            f"it exited with status 1 while a function was in a call, at job.py:3 in f: {RAISE}",
+        ),
         ({"returncode": -14}, "it had no contact to its TaskManager until its lease expired"),
         (
             {"returncode": -9, "reason": "it did not answer for 9 s and was ended"},
@@ -175,6 +180,7 @@ def test_a_job_is_told_why_its_worker_ended(managers, ended, told):
     session, events = with_a_worker(managers)
     managers.received(session, msg.WorkerExited(taskmanager_id="tm", worker_id="w", log_tail="last words", **ended))
     assert (events[-1].reason, events[-1].detail) == (told, "last words")
+    assert events[-1].by_user_code == ("os._exit" in told)
 
 
 def test_a_kept_worker_that_ends_before_its_job_is_recovered_frees_its_slot(managers):

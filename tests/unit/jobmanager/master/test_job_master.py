@@ -385,6 +385,13 @@ def test_an_error_of_user_code_before_the_first_checkpoint_ends_the_job(world_of
     assert world.terminal == cmd.JobTerminal("FAILED", error)
 
 
+def test_a_worker_that_the_jobs_code_has_ended_counts_as_an_error_of_user_code(world_of):
+    world = world_of().start()
+    worker_id = next(iter(world.workers))
+    world.post(ev.WorkerLost(worker_id, "it exited with status 3", by_user_code=True))
+    assert world.master.status.state is JobStatus.FAILED
+
+
 def test_an_error_of_user_code_after_a_checkpoint_restarts_the_job_also_under_the_next_leader(world_of):
     first = world_of().start().pass_time(1500)
     fail(first, "UserFunctionError: map 'm': ValueError: x")
