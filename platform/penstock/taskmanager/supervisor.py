@@ -52,7 +52,7 @@ from penstock.taskmanager.environments import Environments
 from penstock.taskmanager.metrics import ProcessMetrics, RunningWorker
 from penstock.taskmanager.process_control import unreclaimable_bytes
 from penstock.taskmanager.worker_logs import WorkerLogs, crash_place, tail_of
-from penstock.taskmanager.worker_memory import UNLIMITED, WorkerMemory
+from penstock.taskmanager.worker_memory import UNLIMITED, WorkerMemory, excess_text
 from penstock.taskmanager.worker_process import WorkerProcess
 
 
@@ -151,7 +151,6 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-_MB = 1 << 20
 #: Old logs are pruned after this many worker exits, because the whole folder is read.
 _PRUNE_EVERY = 20
 #: Limit of remembered heartbeats that are not acknowledged.
@@ -368,10 +367,7 @@ class Supervisor:
     def _check_memory(self, worker: WorkerProcess, held: int) -> None:
         limit = self._config.memory.limit(worker.spec.managed_memory_bytes, self._slots.count)
         if held > limit and not worker.stopping:
-            worker.kill(
-                f"it used {held // _MB} MB of memory, its limit is {limit // _MB} MB, and was ended "
-                "(start the TaskManager with more --memory or --worker-memory, or use state_backend=rocksdb)"
-            )
+            worker.kill(excess_text(held, limit))
 
     def _on_start_worker(self, command: StartWorker) -> None:
         if command.worker_id in self._workers:

@@ -46,3 +46,12 @@ class WorkerMemory:
 
 
 UNLIMITED = WorkerMemory()
+
+
+def excess_text(held: int, limit: int) -> str:
+    """Return why a worker was ended that holds so many bytes, and the ways out; the worker's job is not asked."""
+    return (
+        f"it used {held // _MB} MB of memory, its limit is {limit // _MB} MB, and was ended (a function: let it keep"
+        " and yield fewer rows a call, because the rows of a call are held until it returns; large state:"
+        " state_backend=rocksdb; else start the TaskManager with more --memory or --worker-memory)"
+    )

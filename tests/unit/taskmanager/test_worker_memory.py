@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.taskmanager.worker_memory import UNLIMITED, WorkerMemory
+from penstock.taskmanager.worker_memory import UNLIMITED, WorkerMemory, excess_text
 
 MB, GB = 1 << 20, 1 << 30
 
@@ -29,6 +29,15 @@ def test_a_worker_that_does_not_fit_is_refused_with_both_sizes_and_the_way_out()
     text = WorkerMemory(total_bytes=2 * GB).refusal(512 * MB, slots=4)
     assert text.startswith("the job needs at least 768 MB of memory per slot (512 MB managed), but a slot has 512 MB (")
     assert "lower managed_memory, or start the TaskManager with more --memory or fewer slots" in text
+
+
+def test_a_worker_that_was_ended_names_the_way_out_of_a_function_of_state_and_of_memory():
+    text = excess_text(3 * GB, 2 * GB)
+    assert text.startswith(
+        "it used 3072 MB of memory, its limit is 2048 MB, and was ended (a function: let it keep and"
+    )
+    for way in ("held until it returns", "state_backend=rocksdb", "--worker-memory"):
+        assert way in text
 
 
 def test_slots_share_the_total_and_without_one_have_no_size():
