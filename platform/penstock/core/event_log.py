@@ -17,7 +17,7 @@ from penstock.core.clock import duration_text
 from penstock.core.structs import prepare
 
 #: The text of a periodic checkpoint, and the least number of them that become one entry.
-_COMPLETED = re.compile(r"checkpoint:(\d+) completed\b")
+_COMPLETED = re.compile(r"checkpoint (\d+) completed\b")
 _LEAST_SERIES = 3
 #: Kinds that repeat; kept apart so that they do not displace decisions.
 ROUTINE = frozenset({"checkpoint"})

@@ -286,21 +286,21 @@ def entry(job_id, generation, text):
 
 
 def checkpoint(number, seconds, generation=1):
-    text = f"checkpoint:{number} completed"
+    text = f"checkpoint {number} completed"
     return {"at_ms": 1000 * seconds, "kind": "checkpoint", "text": text, "generation": generation, "job_id": "a"}
 
 
 def test_a_story_has_one_line_for_a_series_of_checkpoints():
-    stop = {**checkpoint(49, 1), "text": "stop:49 completed"}
+    stop = {**checkpoint(49, 1), "text": "savepoint 49 of the stop completed"}
     many = [checkpoint(number, 10 * number) for number in range(12, 48)]
     entries = [entry("a", 1, "one"), *many, entry("a", 1, "two"), *many[:2], stop]
     assert [line[20:] for line in story_lines(entries)] == [
         "deploy       one",
         "checkpoint   checkpoints 12 to 47 completed, 36 in 5.8 min",
         "deploy       two",
-        "checkpoint   checkpoint:12 completed",
-        "checkpoint   checkpoint:13 completed",
-        "checkpoint   stop:49 completed",
+        "checkpoint   checkpoint 12 completed",
+        "checkpoint   checkpoint 13 completed",
+        "checkpoint   savepoint 49 of the stop completed",
     ]
     split = story_lines([checkpoint(n, n, 1) for n in (1, 2, 3)] + [checkpoint(n, n, 2) for n in (4, 5, 6)])
     assert [line[20:] for line in split if "---" not in line] == [
@@ -313,9 +313,14 @@ def test_a_story_separates_jobs_and_their_jobmanagers():
     entries = [entry("a", 1, "one"), entry("a", 2, "two"), entry("b", 3, "three")]
     plain = "1970-01-01 00:00:00 deploy       "
     assert story_lines(entries) == [
-        "--- job a", "--- generation 1", f"{plain}one", "--- generation 2 (a new JobManager)", f"{plain}two",
-        "--- job b", f"{plain}three",
-    ]  # fmt: skip
+        "--- job a",
+        "--- leader of generation 1",
+        f"{plain}one",
+        "--- leader of generation 2 (a new JobManager)",
+        f"{plain}two",
+        "--- job b",
+        f"{plain}three",
+    ]
     assert story_lines(entries[2:]) == [f"{plain}three"]
 
 

@@ -152,7 +152,7 @@ def story_lines(entries: list[dict[str, Any]]) -> list[str]:
         if job_id != job and len(leaders) > 1:
             lines.append(f"--- job {job_id}")
         if (job_id, generation) != (job, leader) and len(leaders[job_id]) > 1:
-            lines.append(f"--- generation {generation}{' (a new JobManager)' if job_id == job else ''}")
+            lines.append(f"--- leader of generation {generation}{' (a new JobManager)' if job_id == job else ''}")
         lines.append(f"{utc_text(entry['at_ms'])} {entry['kind']:<12} {entry['text']}")
         job, leader = job_id, generation
     return lines

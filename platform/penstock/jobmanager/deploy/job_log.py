@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.checkpoint.manifest_log import LogEntry, Manifest
 from penstock.checkpoint.recovery import check_source, live_entries, plan_recovery
+from penstock.core.elements import BarrierKind
 from penstock.core.errors import StateMismatchError
 from penstock.core.event_log import Entry
 from penstock.core.snapshot import Committable
@@ -133,9 +134,20 @@ def release_entry(graph: JobGraph, identity: JobIdentity, base: int, now_ms: int
     return msgspec.structs.replace(_entry(graph, identity, "seal", now_ms), upgrade_of=base, note="released")
 
 
+def completed_text(tag: str) -> str:
+    """Return the event log text of a checkpoint that completed; its tag is `kind:id` with a `BarrierKind`."""
+    return f"{_operation(tag)} completed"
+
+
 def failed_text(tag: str, reason: str) -> str:
     """Return the event log text of a checkpoint that failed."""
-    return f"{tag} failed: {reason}"
+    return f"{_operation(tag)} failed: {reason}"
+
+
+def _operation(tag: str) -> str:
+    kind, _, number = tag.partition(":")
+    ends_job = kind in (BarrierKind.STOP, BarrierKind.DRAIN)
+    return f"savepoint {number} of the {kind}" if ends_job else f"{kind} {number}"
 
 
 def events_of_earlier_leaders(entries: Sequence[LogEntry], generation: int) -> tuple[Entry, ...]:
@@ -147,13 +159,12 @@ def events_of_earlier_leaders(entries: Sequence[LogEntry], generation: int) -> t
     for manifest in (entry.manifest for entry in entries if entry.manifest.generation < generation):
         match manifest.kind:
             case "seal":
-                kind, text = "leader", f"run {manifest.run_id}, generation {manifest.generation}"
+                kind, text = "leader", f"run {manifest.run_id}, leader of generation {manifest.generation}"
                 text += f" ({manifest.note})" if manifest.note else ""
             case "end":
                 kind, text = "end", manifest.note
             case _:
-                tag = f"{manifest.barrier}:{manifest.checkpoint_id}"
-                kind, text = "checkpoint", f"{tag} completed"
+                kind, text = "checkpoint", completed_text(f"{manifest.barrier}:{manifest.checkpoint_id}")
         found.append(Entry(manifest.created_ms, kind, text, manifest.generation, manifest.job_id))
     return tuple(found)
 

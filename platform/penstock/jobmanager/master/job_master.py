@@ -43,6 +43,7 @@ from penstock.jobmanager.deploy.failover import Cause, RestartPolicy, cause_of, 
 from penstock.jobmanager.deploy.held_slots import HeldSlots
 from penstock.jobmanager.deploy.job_log import (
     JobIdentity,
+    completed_text,
     end_entry,
     ended_as,
     events_of_earlier_leaders,
@@ -360,7 +361,7 @@ class JobMaster:
             return self._apply(self.job_change.release_answered(event, self._change_context(now_ms)), now_ms)
         if isinstance(event, ev.ManifestAppended):
             manifest = event.entry.manifest
-            self.event_log.add(now_ms, "checkpoint", f"{event.tag} completed")
+            self.event_log.add(now_ms, "checkpoint", completed_text(event.tag))
             self.job_change.checkpointed(manifest)
             self._restart.checkpointed()
             return self._apply(self.checkpointing.appended(event.entry, now_ms), now_ms)
@@ -543,7 +544,7 @@ class JobMaster:
         deployment = self._deployed.job = self._new_deployment(self.graph)
         self._steps.to(Step.STARTING, now_ms + START_TIMEOUT_MS)
         self._reports.deployed()
-        self.event_log.add(now_ms, "deploy", f"restart {self.restarts}, generation {self.identity.generation}")
+        self.event_log.add(now_ms, "deploy", f"its workers start; restarts so far: {self.restarts}")
         surplus = self._held.trim(deployment.needed)
         record, begun = cmd.RecordAttempt(deployment.ids.attempt), deployment.begin(self._held.slots)
         return [cmd.ReadLog(list_files=first), record, *surplus, *begun]

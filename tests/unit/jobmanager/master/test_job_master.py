@@ -139,10 +139,10 @@ def test_a_checkpoint_whose_manifest_was_on_its_way_at_a_failure_is_reported_as_
     world.append_error = None
     if appended:
         assert shown(world) == (1, 0, {1: ("COMPLETED", "")})
-        assert checkpoint_story(world) == ["checkpoint:1 completed"]
+        assert checkpoint_story(world) == ["checkpoint 1 completed"]
     else:
         assert shown(world) == (0, 1, {1: ("FAILED", "the manifest was not written: disk full")})
-        assert checkpoint_story(world) == ["checkpoint:1 failed: the manifest was not written: disk full"]
+        assert checkpoint_story(world) == ["checkpoint 1 failed: the manifest was not written: disk full"]
 
 
 def test_the_event_log_has_each_failed_checkpoint_with_the_reason_that_is_shown(world_of):
@@ -151,7 +151,7 @@ def test_the_event_log_has_each_failed_checkpoint_with_the_reason_that_is_shown(
     world.pass_time(1500).kill(next(iter(world.workers)))
     reason = world.master.error
     assert shown(world) == (0, 1, {1: ("FAILED", reason)})
-    assert checkpoint_story(world) == [f"checkpoint:1 failed: {reason}"]
+    assert checkpoint_story(world) == [f"checkpoint 1 failed: {reason}"]
 
 
 def test_no_new_worker_starts_while_an_old_one_may_live(world_of):
