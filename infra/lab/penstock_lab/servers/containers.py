@@ -74,7 +74,7 @@ def kafka_image() -> str:
 
 def minio_image() -> str:
     """Return the S3 server's image."""
-    return os.environ.get("PENSTOCK_MINIO_IMAGE", "minio/minio:latest")
+    return os.environ.get("PENSTOCK_MINIO_IMAGE", "minio/minio:RELEASE.2025-09-07T16-13-09Z")
 
 
 def _family(scheme: str) -> socket.AddressFamily:
