@@ -38,7 +38,7 @@ _FAILOVER_SECONDS = 12.0
 _MOVED, _NO_LEADER = 307, 503
 _START_HINT = "start one with `penstock cluster start`, or check the URL (https if it has a certificate)"
 _OF_THE_USER = (400, 401, 403, 408, 413, 422)
-_TAKEN = 409
+_TAKEN, _FAULT = 409, 500
 
 
 class SubmitFlags(TypedDict, total=False):
@@ -388,7 +388,7 @@ class RestClient:
                 msg, way = f"no JobManager leads at {self.url}: {error}", ""
             raise NoJobManagerError(msg, hint=way) from error
         if not 200 <= status < 300:
-            raise _error_of(status, data)
+            raise _error_of(self.url, status, data)
         return self._answer_of(data) if data else {}
 
     def _answer_of(self, data: bytes) -> dict[str, Any]:
@@ -427,7 +427,7 @@ class RestClient:
                 if status == _MOVED:  # a standby with TLS
                     url = self._address.redirected(more.get("Location", ""), path)
                     status, data, more = self._request(url, method, path, content, headers)
-                _require_leader(status, data, more)
+                _require_leader(url, status, data, more)
             except _NotReceivedError as error:
                 failed = failed if isinstance(failed, _NotReceivedError) and failed.refused else error
             except _UnansweredError as error:
@@ -489,10 +489,10 @@ class RestClient:
         self._silence = None
 
 
-def _require_leader(status: int, data: bytes, headers: http.client.HTTPMessage) -> None:
+def _require_leader(url: str, status: int, data: bytes, headers: http.client.HTTPMessage) -> None:
     """Raise _NotReceivedError if a standby answers that it knows no leader."""
     if status == _NO_LEADER and "Retry-After" in headers:
-        raise _NotReceivedError(str(_error_of(status, data)), refused=True, standby=True)
+        raise _NotReceivedError(str(_error_of(url, status, data)), refused=True, standby=True)
 
 
 def _is_silent(connection: http.client.HTTPConnection, seconds: float) -> bool:
@@ -521,13 +521,14 @@ def _trigger_id(token: str) -> dict[str, str]:
     return {"triggerId": token} if token else {}
 
 
-def _error_of(status: int, data: bytes) -> PenstockError:
+def _error_of(url: str, status: int, data: bytes) -> PenstockError:
     try:
         body = json.loads(data)
-        texts = (body.get("errors") or [str(body)]) if isinstance(body, dict) else [str(body)]
     except ValueError:
-        texts = [data[:500].decode(errors="replace")]
-    message = str(texts[0])
+        body = None
+    if not isinstance(body, dict) or not isinstance(body.get("errors"), list):
+        return _error_of_another(url, status, data)
+    message = str((body["errors"] or [body])[0])
     if status == _NOT_FOUND:
         return NotFoundError(message)
     if status == _TAKEN:
@@ -535,3 +536,15 @@ def _error_of(status: int, data: bytes) -> PenstockError:
     if status in _OF_THE_USER:
         return UsageError(message)
     return PenstockError(message)
+
+
+def _error_of_another(url: str, status: int, data: bytes) -> PenstockError:
+    """Return the error of an answer without a JobManager's form: a proxy's, another service's, or that of a fault."""
+    answer = f"{status} {http.client.responses.get(status, '')}".rstrip()
+    if status < _FAULT:
+        msg = f"{url} is not a JobManager: another service answers {answer}"
+        return PenstockError(msg, hint="check URL and port; if a proxy answers, check its path to the JobManager")
+    text = " ".join(data[:500].decode(errors="replace").split())
+    return PenstockError(
+        f"{url} answers {answer}{text and ': '}{text}", hint="see the log of the JobManager or its proxy"
+    )

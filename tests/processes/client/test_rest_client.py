@@ -93,6 +93,16 @@ def test_what_another_service_answers_is_one_error(server, client, page):
         client.overview()
 
 
+@pytest.mark.parametrize("page", [b"", b"<html>no such page</html>", b'{"detail": "Not Found"}'])
+@pytest.mark.parametrize("status", [403, 404, 409])
+def test_what_another_service_refuses_is_no_refusal_of_a_jobmanager(server, client, status, page):
+    """A proxy without its JobManager must not say that there is no such job."""
+    server.ready = (status, page)
+    with pytest.raises(PenstockError, match=rf"is not a JobManager: another service answers {status}") as raised:
+        client.job("7")
+    assert type(raised.value) is PenstockError
+
+
 @pytest.mark.parametrize(
     ("name", "sent"),
     [
@@ -127,8 +137,8 @@ def test_a_token_is_flinks_trigger_id(server, client):
         (404, b'{"errors": ["no job 7"]}', NotFoundError, "no job 7"),
         (409, b'{"errors": ["taken"]}', JobIdentityError, "taken"),
         (400, b'{"errors": []}', UsageError, "errors"),
-        (500, b"not JSON", PenstockError, "not JSON"),
-        (502, b"[1]", PenstockError, "1"),
+        (500, b"not JSON", PenstockError, r"http://.* answers 500 Internal Server Error: not JSON"),
+        (502, b"[1]", PenstockError, r"http://.* answers 502 Bad Gateway: \[1\]"),
     ],
 )
 def test_errors(server, client, status, data, kind, text):
