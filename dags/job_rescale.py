@@ -28,7 +28,9 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import DAG, Param, task
+from airflow.sdk.exceptions import AirflowFailException
 
+from penstock_airflow.known_params import refuse_unknown_params
 from penstock_airflow.operators.job import CancelJobOperator, RescaleJobOperator
 from penstock_airflow.operators.state import PrepareStateOperator, RepartitionStateOperator
 from penstock_airflow.operators.submit import SubmitJobOperator
@@ -38,7 +40,7 @@ with DAG(
     schedule=None,
     doc_md=__doc__,
     tags=["penstock"],
-    default_args={"retries": 2, "retry_delay": timedelta(seconds=10)},
+    default_args={"pre_execute": refuse_unknown_params, "retries": 2, "retry_delay": timedelta(seconds=10)},
     params={
         "job": Param(type="string", minLength=1, title="Job", description="Id or name."),
         "parallelism": Param(None, type=["integer", "null"], minimum=1, maximum=32768, title="Parallelism"),
@@ -61,7 +63,7 @@ with DAG(
             return "rescale"
         missing = [name for name in ("checkpoints", "job_file") if not params[name]]
         if missing:
-            raise ValueError(f"rewrite_to is given without {' and '.join(missing)}")
+            raise AirflowFailException(f"rewrite_to is given without {' and '.join(missing)}")
         return "prepare"
 
     checkpoints, folder = (

@@ -14,6 +14,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
+from penstock_airflow.known_params import refuse_unknown_params
 from penstock_airflow.operators.job import StopJobOperator
 
 with DAG(
@@ -21,7 +22,7 @@ with DAG(
     schedule=None,
     doc_md=__doc__,
     tags=["penstock"],
-    default_args={"retries": 2, "retry_delay": timedelta(seconds=10)},
+    default_args={"pre_execute": refuse_unknown_params, "retries": 2, "retry_delay": timedelta(seconds=10)},
     params={
         "job": Param(type="string", minLength=1, title="Job", description="Id or name."),
         "target": Param(None, type=["string", "null"], title="Where the savepoint goes"),

@@ -22,6 +22,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
+from penstock_airflow.known_params import refuse_unknown_params
 from penstock_airflow.operators.submit import SubmitJobOperator
 
 with DAG(
@@ -29,7 +30,7 @@ with DAG(
     schedule=None,
     doc_md=__doc__,
     tags=["penstock"],
-    default_args={"retries": 2, "retry_delay": timedelta(seconds=10)},
+    default_args={"pre_execute": refuse_unknown_params, "retries": 2, "retry_delay": timedelta(seconds=10)},
     params={
         "job_file": Param(type="string", minLength=1, title="Job file", description="Path on the workers of Airflow."),
         "parallelism": Param(None, type=["integer", "null"], minimum=1, maximum=32768, title="Parallelism"),

@@ -27,6 +27,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
+from penstock_airflow.known_params import refuse_unknown_params
 from penstock_airflow.operators.upgrade import CheckJobOperator, UpgradeJobOperator
 
 with DAG(
@@ -34,7 +35,7 @@ with DAG(
     schedule=None,
     doc_md=__doc__,
     tags=["penstock"],
-    default_args={"retries": 2, "retry_delay": timedelta(seconds=10)},
+    default_args={"pre_execute": refuse_unknown_params, "retries": 2, "retry_delay": timedelta(seconds=10)},
     params={
         "job": Param(type="string", minLength=1, title="Job", description="Id or name."),
         "job_file": Param(type="string", minLength=1, title="Job file", description="Path on the workers of Airflow."),

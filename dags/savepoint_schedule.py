@@ -26,6 +26,7 @@ from datetime import UTC, datetime, timedelta
 
 from airflow.sdk import DAG, Asset, Param, TriggerRule
 
+from penstock_airflow.known_params import refuse_unknown_params
 from penstock_airflow.operators.savepoint import (
     CheckSavepointAgeOperator,
     CleanSavepointsOperator,
@@ -43,7 +44,7 @@ with DAG(
     max_active_runs=1,
     doc_md=__doc__,
     tags=["penstock"],
-    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
+    default_args={"pre_execute": refuse_unknown_params, "retries": 2, "retry_delay": timedelta(minutes=1)},
     params={
         "job": Param(JOB, type="string", minLength=1, title="Job", description="Id or name."),
         "target": Param(TARGET, type="string", minLength=1, title="Where savepoints go"),

@@ -30,6 +30,7 @@ from datetime import UTC, datetime, timedelta
 
 from airflow.sdk import DAG, Param
 
+from penstock_airflow.known_params import refuse_unknown_params
 from penstock_airflow.operators.job import CancelJobOperator
 from penstock_airflow.operators.savepoint import NewestSavepointOperator
 from penstock_airflow.operators.submit import SubmitJobOperator
@@ -47,7 +48,7 @@ with DAG(
     max_active_runs=1,
     doc_md=__doc__,
     tags=["penstock"],
-    default_args={"retries": 1, "retry_delay": timedelta(minutes=1)},
+    default_args={"pre_execute": refuse_unknown_params, "retries": 1, "retry_delay": timedelta(minutes=1)},
     params={
         "job": Param(GIVEN.get("job", ""), type="string", minLength=1, title="Job", description="Id or name."),
         "target": Param(GIVEN.get("target", ""), type="string", minLength=1, title="Where savepoints lie"),

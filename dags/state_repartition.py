@@ -23,6 +23,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
+from penstock_airflow.known_params import refuse_unknown_params
 from penstock_airflow.operators.state import RepartitionStateOperator
 
 with DAG(
@@ -30,7 +31,7 @@ with DAG(
     schedule=None,
     doc_md=__doc__,
     tags=["penstock"],
-    default_args={"retries": 2, "retry_delay": timedelta(seconds=10)},
+    default_args={"pre_execute": refuse_unknown_params, "retries": 2, "retry_delay": timedelta(seconds=10)},
     params={
         "snapshot": Param(type="string", minLength=1, title="Snapshot"),
         "target": Param(type="string", minLength=1, title="Where the new savepoint goes"),

@@ -3,10 +3,11 @@
 import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
-from airflow.sdk.exceptions import ParamValidationError
+from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 
 from penstock.cli.start.new import new
 from penstock_airflow.command_options import BACKFILL, CHECK_BACKFILL, PREPARE, REPARTITION, arguments_of
@@ -76,6 +77,17 @@ def test_forms_refuse(dags, dag, wrong):
         filled(dags[dag].params, wrong)
 
 
+def test_every_task_refuses_a_parameter_that_its_dag_does_not_have(dags):
+    for dag in dags.values():
+        name = next(iter(dag.params))
+        for task in dag.tasks:
+            context = {"dag": dag, "dag_run": SimpleNamespace(conf={name: "x", f"{name}x": "x"})}
+            with pytest.raises(AirflowFailException, match=f"unknown parameter '{name}x' .*did you mean '{name}'"):
+                task._pre_execute_hook(context)
+            task._pre_execute_hook({"dag": dag, "dag_run": SimpleNamespace(conf={name: "x"})})
+            task._pre_execute_hook({"dag": dag, "dag_run": SimpleNamespace(conf=None)})
+
+
 def test_where_much_state_begins_is_the_workers_own_setting_unless_it_is_given(dags):
     repartition = dags["state_repartition"]
     rendered = {}
@@ -94,7 +106,7 @@ def test_a_rescale_goes_the_way_that_is_asked_for(dags):
     assert way(filled(rescale.params, {"job": "x"})) == "rescale"
     moved = {"job": "x", "rewrite_to": "s3://new", "checkpoints": "s3://old/x", "job_file": "x.py", "key_groups": 64}
     assert way(filled(rescale.params, moved)) == "prepare"
-    with pytest.raises(ValueError, match="without job_file"):
+    with pytest.raises(AirflowFailException, match="without job_file"):
         way(filled(rescale.params, {**moved, "job_file": None}))
     upstream = {name: sorted(task.upstream_task_ids) for name, task in rescale.task_dict.items()}
     assert upstream == {
