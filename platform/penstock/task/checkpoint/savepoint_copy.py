@@ -8,6 +8,7 @@ folder without one is no savepoint.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,7 @@ def write_part(part: Manifest, source: ObjectStore, target: ObjectStore) -> Mani
     """
 
     def output(output: Committable) -> Committable:
-        _, _, digest = checksum_of(output.id.encode()).rpartition(":")
-        return SavepointWriter(source, target, f"{digest}-").output(output)
+        return SavepointWriter(source, target, f"{_digest(output.id)}-").output(output)
 
     def subtask(subtask: SubtaskSnapshot) -> SubtaskSnapshot:
         writer = SavepointWriter(source, target, f"{subtask.subtask:05d}-")
@@ -154,6 +154,11 @@ class SavepointWriter:
 
     def _read(self, ref: FileRef) -> bytes:
         return read_file(self._source, ref)
+
+
+def _digest(text: str) -> str:
+    """Return a name for a text, as part of a file name."""
+    return hashlib.blake2s(text.encode(), digest_size=16).hexdigest()
 
 
 def _groups(tables: Iterator[pa.Table]) -> Iterator[list[pa.Table]]:
