@@ -31,6 +31,8 @@ LASTS_S = (0.5, 6.0)
 RATE = 2_000
 #: Of orders: a window closes every half second.
 STEP_MS = 0.5
+#: A call that takes longer is one that has no short time-out.
+LONG_S = 9.0
 
 
 @pytest.fixture
@@ -138,6 +140,29 @@ def test_what_takes_long_is_told_with_what_it_waits_for(kafka, minio_server, buc
         assert any(text.startswith("slow call, ") and text.endswith(f" so far: {slow[0]}") for text in told()), told()
         scene.feed.join()
         scene.wait_finished()
+        scene.check_exact()
+
+
+def test_an_open_transaction_waits_for_its_broker(kafka, minio_server, bucket, proxies, tmp_path):
+    stage = Stage(kafka, minio_server, bucket, "open", tmp_path)
+    with ThroughProxies(stage, Orders(9, 40_000), proxies) as scene:
+        # orders go on coming in, so that there is a transaction to flush
+        scene.job = replace(
+            scene.job, bootstrap=stage.bootstrap, sink_bootstrap=proxies["kafka"].address, delivery="exactly-once-2pc"
+        )
+        scene.begin()
+        scene.wait_rows()
+        proxies["kafka"].begin("freeze")
+        flush = re.compile(r"sink 'out' \(\d\): flushing checkpoint \d+ to topic \S+ at \S+")
+        calls = lambda: [c for c in scene.summary().get("slow-calls", []) if flush.fullmatch(c["what"])]
+        scene.wait(lambda: any(time.time() - c["since"] / 1000 > LONG_S for c in calls()), "a flush that takes long")
+        proxies["kafka"].end()
+        told = lambda: [e["text"] for e in scene.story() if e["kind"] == "slow"]
+        ended = lambda: any("slow call ended after" in text and flush.search(text) for text in told())
+        scene.wait(ended, lambda: f"the end of {told()}")
+        scene.feed.join()
+        scene.wait_finished()
+        assert scene.summary()["restarts"] == 0
         scene.check_exact()
 
 

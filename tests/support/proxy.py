@@ -12,7 +12,7 @@ PIECE = 64 << 10
 RESET = struct.pack("ii", 1, 0)
 #: Seconds by which a slow network delays each piece.
 DELAY_S = 0.5
-FAULTS = ("black-hole", "reset", "refuse", "delay", "half-open")
+FAULTS = ("black-hole", "reset", "refuse", "delay", "freeze", "half-open")
 
 
 class _Connection:
@@ -29,7 +29,8 @@ class Proxy:
 
     Faults, while they last: `black-hole` swallows what is sent on all connections, those that are made meanwhile too;
     `reset` resets all, and lets new ones come; `refuse` resets those that come, too; `delay` holds each piece up;
-    `half-open` closes the server's end alone, once. A connection that has swallowed something never comes back.
+    `freeze` passes nothing on until it ends, and loses nothing; `half-open` closes the server's end alone, once. A
+    connection that has swallowed something never comes back.
     """
 
     def __init__(self, target):
@@ -38,6 +39,9 @@ class Proxy:
         #: Connections that have been made so far.
         self.accepted = 0
         self._connections = set()
+        #: Not set during a freeze.
+        self._passes = asyncio.Event()
+        self._passes.set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -67,12 +71,15 @@ class Proxy:
     def end(self):
         """Mend it; dead connections stay dead."""
         self.fault = ""
+        self._loop.call_soon_threadsafe(self._passes.set)
 
     def _run(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
 
     async def _begin(self, fault):
         self.fault = fault
+        if fault == "freeze":
+            self._passes.clear()
         for connection in list(self._connections):
             if fault in ("black-hole", "half-open"):
                 connection.dead = True
@@ -109,6 +116,7 @@ class Proxy:
             while data := await reader.read(PIECE):
                 if self.fault == "delay":
                     await asyncio.sleep(DELAY_S)
+                await self._passes.wait()
                 if not connection.dead:
                     writer.write(data)
                     await writer.drain()

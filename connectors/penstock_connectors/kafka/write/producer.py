@@ -7,6 +7,7 @@ letter writer; calls block, so they belong into a committer's thread, save `send
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -118,10 +119,23 @@ def flush_timeout_error(left: int, topics: Iterable[str], timeout_ms: int) -> Pr
     return ProducerError(text, timed_out=True)
 
 
+#: Asked during a long call; False gives the call up.
+Wanted = Callable[[], bool]
+
+
+def always() -> bool:
+    """Wait until the time-out."""
+    return True
+
+
 def call_with_timeout(
-    call: Callable[[], T], timeout_ms: int, on_late_result: Callable[[T | None], None]
+    call: Callable[[], T],
+    timeout_ms: int,
+    on_late_result: Callable[[T | None], None],
+    wanted: Wanted,
+    ask_every_ms: float = QUICK_TIMEOUT_MS,
 ) -> Future[T] | None:
-    """Return the finished call, or None if it takes longer than `timeout_ms`.
+    """Return the finished call, or None if it takes longer than `timeout_ms`, or is not `wanted` any longer.
 
     librdkafka's `send_offsets_to_transaction` does not keep to its time-out: it waits for a lost connection until the
     broker ends the transaction. An abandoned call continues in its thread, which then calls `on_late_result` with the
@@ -136,9 +150,13 @@ def call_with_timeout(
             ended.set_exception(error)
 
     threading.Thread(target=run, name="kafka-call", daemon=True).start()
-    wait([ended], timeout_ms / 1000)
-    if ended.done():
-        return ended
+    deadline = time.monotonic() + timeout_ms / 1000
+    while (left := deadline - time.monotonic()) > 0:
+        wait([ended], min(left, ask_every_ms / 1000))
+        if ended.done():
+            return ended
+        if not wanted():
+            break
     ended.add_done_callback(lambda late: on_late_result(None if late.exception() is not None else late.result()))
     return None
 
@@ -159,7 +177,7 @@ class MessageProducer(Protocol):
             UnknownTopicError: earlier messages were not delivered, because the topic does not exist.
         """
 
-    def mark(self, group: str, topic: str, offset: int, timeout_ms: int) -> None:
+    def mark(self, group: str, topic: str, offset: int, timeout_ms: int, wanted: Wanted = always) -> None:
         """Set the group's offset of partition 0 of `topic`, atomically with the open transaction."""
 
     def commit(self, timeout_ms: int) -> None:

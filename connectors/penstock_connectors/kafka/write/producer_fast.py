@@ -19,6 +19,8 @@ from penstock_connectors.kafka.write.producer import (
     ProducerError,
     RecordTooLargeError,
     UnknownTopicError,
+    Wanted,
+    always,
     call_with_timeout,
     flush_timeout_error,
     timeout_error,
@@ -89,7 +91,7 @@ class FastProducer:
         if self._failed and self._code in _UNKNOWN:
             raise self._undelivered()
 
-    def mark(self, group: str, topic: str, offset: int, timeout_ms: int) -> None:
+    def mark(self, group: str, topic: str, offset: int, timeout_ms: int, wanted: Wanted = always) -> None:
         """Set the group's offset inside the transaction; if that takes too long, this producer becomes unusable."""
         client = self._client
 
@@ -107,10 +109,11 @@ class FastProducer:
                 lib.error_destroy(error)
             self._free(client)
 
-        ended = call_with_timeout(send, timeout_ms, on_late_result)
+        begun = time.monotonic()
+        ended = call_with_timeout(send, timeout_ms, on_late_result, wanted)
         if ended is None:
             self._client = 0  # `on_late_result` frees it
-            raise timeout_error("send_offsets", timeout_ms)
+            raise timeout_error("send_offsets", round((time.monotonic() - begun) * 1000))
         self._call("send_offsets", ended.result)
 
     def commit(self, timeout_ms: int) -> None:

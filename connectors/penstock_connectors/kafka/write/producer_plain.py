@@ -24,6 +24,8 @@ from penstock_connectors.kafka.write.producer import (
     ProducerError,
     RecordTooLargeError,
     UnknownTopicError,
+    Wanted,
+    always,
     call_with_timeout,
     flush_timeout_error,
     producer_properties,
@@ -104,7 +106,7 @@ class PlainProducer:
             except KafkaException as error:
                 raise self._fatal or self._error(f"topic {topic}", error) from error
 
-    def mark(self, group: str, topic: str, offset: int, timeout_ms: int) -> None:
+    def mark(self, group: str, topic: str, offset: int, timeout_ms: int, wanted: Wanted = always) -> None:
         """Set the group's offset inside the transaction."""
         shared = {name: text for name, text in self._properties.items() if name.startswith(_SHARED)}
         consumer = Consumer({**shared, "group.id": group})
@@ -115,10 +117,11 @@ class PlainProducer:
         def send() -> None:
             self._call("send_offsets", lambda p: p.send_offsets_to_transaction([place], metadata, timeout_ms / 1000))
 
-        ended = call_with_timeout(send, timeout_ms, lambda _: None)
+        begun = time.monotonic()
+        ended = call_with_timeout(send, timeout_ms, lambda _: None, wanted)
         if ended is None:
             self._producer = None
-            raise timeout_error("send_offsets", timeout_ms)
+            raise timeout_error("send_offsets", round((time.monotonic() - begun) * 1000))
         ended.result()
 
     def commit(self, timeout_ms: int) -> None:

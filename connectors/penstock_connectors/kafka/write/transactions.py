@@ -290,14 +290,14 @@ class TransactionAdmin:
             logging.getLogger(__name__).debug("partitions of %s: %r", topic, error)
             return 0
 
-    def lacks(self, topic: str) -> bool:
-        """Return whether the cluster answers that it has no such topic."""
+    def lacks(self, topic: str) -> bool | None:
+        """Return whether the cluster answers that it has no such topic; None without an answer."""
         try:
             found = self._admin.describe_topics([topic])
         except errors.UnknownTopicOrPartitionError:
             return True
         except errors.KafkaError:
-            return False
+            return None
         return any(entry["error_code"] == errors.UnknownTopicOrPartitionError.errno for entry in found)
 
     async def _fetch_offsets(self, groups: Mapping[str, str], *, stable: bool) -> dict[str, int]:

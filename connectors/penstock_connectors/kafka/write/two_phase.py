@@ -11,6 +11,7 @@ import threading
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from penstock.connector.sink import SinkContext
 from penstock.core.errors import ConnectorError
 from penstock.core.snapshot import Committable
 from penstock_connectors.kafka.client.properties import resolve
+from penstock_connectors.kafka.write.coordinator import AnswerWatch, Coordinator
 from penstock_connectors.kafka.write.payloads import encode
 from penstock_connectors.kafka.write.producer import (
     CALL_TIMEOUT_MS,
@@ -29,12 +31,16 @@ from penstock_connectors.kafka.write.producer import (
     topics_text,
 )
 from penstock_connectors.kafka.write.producer_choice import open_producer
-from penstock_connectors.kafka.write.transactions import TransactionAdmin, marker_of
+from penstock_connectors.kafka.write.transactions import marker_of
 
 #: Ids of one attempt. If a later attempt used the same id, late threads of this one could initialise it, which would
 #: abort a prepared transaction of the later attempt.
 IDS_PER_ATTEMPT = 1 << 16
 _ONGOING = "Ongoing"
+_REMEDY = (
+    "check that the brokers run and are reachable; the job continues from its newest checkpoint and writes the rows "
+    "again; a longer transaction_timeout survives a longer outage"
+)
 
 
 class PreparedProducers:
@@ -75,6 +81,8 @@ class _Transaction:
     producer: MessageProducer
     producer_id: int
     producer_epoch: int
+    #: When the broker may end it (monotonic); set with its first row.
+    deadline_ms: float = 0.0
     rows: int = 0
     size_bytes: int = 0
 
@@ -87,7 +95,9 @@ class TransactionWriter:
         self._config, self._context = config, context
         self._stem = context.transactional_id
         self._resolved = resolve(config["bootstrap"], config["properties"])
-        self._admin: TransactionAdmin | None = None
+        #: Of the subtask's thread, and of the thread that makes producers.
+        self._coordinator = Coordinator(self._resolved, context.clock)
+        self._init_coordinator = Coordinator(self._resolved, context.clock)
         self._held = PreparedProducers()
         PREPARED[self._stem] = self._held
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-init")
@@ -96,19 +106,27 @@ class TransactionWriter:
         self._next: Future[_Transaction] | None = self._prepare_next()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send the rows inside the open transaction; begin it with the first."""
-        if self._current is None:
-            ready = self._next if self._next is not None else self._prepare_next()
-            self._current = ready.result(2 * CALL_TIMEOUT_MS / 1000)
-            self._current.producer.begin()
-            self._next = self._prepare_next()
+        """Send the rows inside the open transaction; begin it with the first.
+
+        Raises:
+            ConnectorError: Kafka refused, or did not answer within the transaction's time-out.
+        """
         values, keys = encode(batch, self._config)
         try:
-            self._current.producer.send(self._config["topic"], values, keys)
-        except ProducerError as error:
-            raise error.at(f"sink {self._context.uid!r}") from error
-        self._current.rows += batch.num_rows
-        self._current.size_bytes += values.nbytes
+            current = self._current = self._current or self._begin()
+            current.producer.send(self._config["topic"], values, keys)
+        except ConnectorError as error:
+            raise _at(f"sink {self._context.uid!r}, topic {self._config['topic']!r}", error) from error
+        current.rows += batch.num_rows
+        current.size_bytes += values.nbytes
+
+    def _begin(self) -> _Transaction:
+        ready = self._next if self._next is not None else self._prepare_next()
+        current = self._current = ready.result()
+        current.producer.begin()
+        current.deadline_ms = self._context.clock.monotonic_ms() + self._config["transaction_timeout_ms"]
+        self._next = self._prepare_next()
+        return current
 
     def prepare_commit(self, checkpoint_id: int) -> tuple[Committable, ...]:
         """Flush, set the marker, and check that the coordinator has exactly this transaction open.
@@ -120,17 +138,21 @@ class TransactionWriter:
         if current is None:
             return ()
         name, topic = current.transactional_id, self._config["topic"]
+        place = f"sink {self._context.uid!r}: transaction {name} of checkpoint {checkpoint_id} to topic {topic!r}"
+        watch = AnswerWatch(self._context.clock, partial(self._coordinator.lacks, topic))
         try:
-            current.producer.flush(CALL_TIMEOUT_MS)
-            current.producer.mark(self._stem, topic, marker_of(checkpoint_id, 0), QUICK_TIMEOUT_MS)
-        except ProducerError as error:
+            current.producer.flush(self._left_ms(current))
+            marker, left_ms = marker_of(checkpoint_id, 0), self._left_ms(current)
+            current.producer.mark(self._stem, topic, marker, left_ms, watch.wanted)
+            now = self._coordinator.describe(name, current.deadline_ms)
+        except ConnectorError as error:
             current.producer.close()
-            if error.timed_out and self._connect().lacks(topic):  # the client answers that with silence
-                error = UnknownTopicError(f"Kafka producer, {topics_text([topic])}", error.message)
-                error.hint = "create the topic again; the output of its open transactions is lost with it"
-            place = f"sink {self._context.uid!r}: transaction {name} of checkpoint {checkpoint_id}"
-            raise error.at(f"{place} to topic {topic!r}") from error
-        now = self._connect().describe(name)
+            if not watch.topic_lacks:
+                raise _at(place, error) from error
+            # the client answers that with silence
+            missing = UnknownTopicError(f"Kafka producer, {topics_text([topic])}", error.message)
+            missing.hint = "create the topic again; the output of its open transactions is lost with it"
+            raise missing.at(place) from error
         if now is None or now.state.value != _ONGOING or (now.producer_id, now.producer_epoch) != _identity(current):
             current.producer.close()
             raise ConnectorError(
@@ -154,8 +176,8 @@ class TransactionWriter:
             self._current = None
         for name in self._held.ids():
             self._held.release(name)
-        if self._admin is not None:
-            self._admin.close()
+        self._coordinator.close()
+        self._init_coordinator.close()
 
     def _committable(self, checkpoint_id: int, current: _Transaction, now: Any) -> Committable:
         context = self._context
@@ -188,11 +210,16 @@ class TransactionWriter:
         names = (f"{self._stem}.{first + k}" for k in range(len(busy) + 1))
         return self._pool.submit(self._make, next(name for name in names if name not in busy))
 
+    def _left_ms(self, current: _Transaction) -> int:
+        """Return for how long the broker keeps the transaction open; a quick call is tried in any case."""
+        return max(QUICK_TIMEOUT_MS, round(current.deadline_ms - self._context.clock.monotonic_ms()))
+
     def _make(self, transactional_id: str) -> _Transaction:
         producer = open_producer(self._resolved, transactional_id, self._config["transaction_timeout_ms"])
         try:
-            producer.init_transactions(CALL_TIMEOUT_MS)
-            found = self._connect().describe(transactional_id)
+            self._init(producer)
+            deadline_ms = self._context.clock.monotonic_ms() + CALL_TIMEOUT_MS
+            found = self._init_coordinator.describe(transactional_id, deadline_ms)
         except ConnectorError:
             producer.close()
             raise
@@ -201,10 +228,29 @@ class TransactionWriter:
             raise ConnectorError(f"the coordinator does not know {transactional_id} right after it was initialised")
         return _Transaction(transactional_id, producer, found.producer_id, found.producer_epoch)
 
-    def _connect(self) -> TransactionAdmin:
-        if self._admin is None:
-            self._admin = TransactionAdmin(self._resolved)
-        return self._admin
+    def _init(self, producer: MessageProducer) -> None:
+        """Take the transactional id; while Kafka does not answer, continue until the transaction's time-out.
+
+        The same producer continues: a late request of an abandoned one would abort the transaction of its successor.
+        """
+        clock = self._context.clock
+        deadline_ms = clock.monotonic_ms() + self._config["transaction_timeout_ms"]
+        while True:
+            try:
+                producer.init_transactions(QUICK_TIMEOUT_MS)
+            except ProducerError as error:
+                waits = error.timed_out and not error.fatal and not self._closed
+                if not waits or clock.monotonic_ms() >= deadline_ms:
+                    raise
+            else:
+                return
+
+
+def _at(place: str, error: ConnectorError) -> ConnectorError:
+    """Return the same error for the user, with the failed action and a remedy."""
+    if isinstance(error, ProducerError):
+        return error.at(place, _REMEDY)
+    return ConnectorError(f"{place}: {error.message}", hint=error.hint or _REMEDY)
 
 
 def _identity(transaction: _Transaction) -> tuple[int, int]:

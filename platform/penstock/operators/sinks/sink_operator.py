@@ -184,6 +184,7 @@ class SinkOperator(Operator):
         spec = msgspec.convert(context.spec.config["sink"], SinkSpec)
         self._spec = spec
         self._where = f"sink {context.spec.uid!r}"
+        self._writing = f"{self._where} ({context.subtask}): writing to {spec.target}"
         self._sink_context = sink_context(context)
         self._pending = PendingOutput()
         self._pending.prepared(context.uncommitted)
@@ -223,7 +224,7 @@ class SinkOperator(Operator):
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         rows = conform(batch.data, self._schema, self._where)
         if self._writer is not None:
-            self._writer.write(rows)
+            self._context.run_waiting(partial(self._writer.write, rows), self._writing)
             return
         self._buffer.add(rows)
         settings = self._context.settings
@@ -242,12 +243,20 @@ class SinkOperator(Operator):
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
         if self._writer is not None:
             if self._spec.delivery != "none":
-                self._pending.prepared(self._writer.prepare_commit(barrier.checkpoint_id))
+                self._pending.prepared(self._prepare_commit(barrier.checkpoint_id))
         elif self._buffer.rows:
             committable = self._committable(barrier.checkpoint_id)
             self._pending.stage(committable, self._buffer.take())
         committables, staged = self._pending.to_snapshot()
         return OperatorSnapshot(committables=committables, staged=staged)
+
+    def _prepare_commit(self, checkpoint_id: int) -> tuple[Committable, ...]:
+        assert self._writer is not None  # noqa: S101 - staged sinks have no writer
+        what = f"{self._where} ({self._context.subtask}): flushing"
+        epoch = f" checkpoint {checkpoint_id}" if checkpoint_id else " the last rows"
+        work = partial(self._writer.prepare_commit, checkpoint_id)
+        prepared: tuple[Committable, ...] = self._context.run_waiting(work, f"{what}{epoch} to {self._spec.target}")
+        return prepared
 
     def _committable(self, checkpoint_id: int) -> Committable:
         context = self._sink_context
@@ -281,7 +290,7 @@ class SinkOperator(Operator):
 
     def finish(self, out: Collector) -> None:
         if self._writer is not None and self._spec.delivery in ("at-least-once", "none"):
-            self._writer.prepare_commit(0)
+            self._prepare_commit(0)
 
     # --- publishing ------------------------------------------------------------------------------------------------
 

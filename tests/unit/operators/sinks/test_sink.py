@@ -347,6 +347,9 @@ def test_the_weaker_modes_write_at_once(bench, outside, delivery, prepared):
     assert operator.snapshot(Barrier(1), None).committables == ()
     operator.finish(None)
     assert outside.writer.prepared == prepared
+    flushes = ["flushing checkpoint 1", "flushing the last rows"][-len(prepared) :]
+    target = operator._spec.target
+    assert bench.waits == [f"sink 'out' (0): {wait} to {target}" for wait in ("writing", *flushes)]
 
 
 def test_failpoints_stand_before_and_behind_the_commit(bench, outside, monkeypatch, tmp_path):
