@@ -153,12 +153,13 @@ def test_an_open_transaction_waits_for_its_broker(kafka, minio_server, bucket, p
         scene.begin()
         scene.wait_rows()
         proxies["kafka"].begin("freeze")
-        flush = re.compile(r"sink 'out' \(\d\): flushing checkpoint \d+ to topic \S+ at \S+")
-        calls = lambda: [c for c in scene.summary().get("slow-calls", []) if flush.fullmatch(c["what"])]
-        scene.wait(lambda: any(time.time() - c["since"] / 1000 > LONG_S for c in calls()), "a flush that takes long")
+        # the writer waits in a flush, or for the producer of its next transaction
+        call = re.compile(r"sink 'out' \(\d\): (flushing checkpoint \d+|writing) to topic \S+ at \S+")
+        calls = lambda: [c for c in scene.summary().get("slow-calls", []) if call.fullmatch(c["what"])]
+        scene.wait(lambda: any(time.time() - c["since"] / 1000 > LONG_S for c in calls()), "a call that takes long")
         proxies["kafka"].end()
         told = lambda: [e["text"] for e in scene.story() if e["kind"] == "slow"]
-        ended = lambda: any("slow call ended after" in text and flush.search(text) for text in told())
+        ended = lambda: any("slow call ended after" in text and call.search(text) for text in told())
         scene.wait(ended, lambda: f"the end of {told()}")
         scene.feed.join()
         scene.wait_finished()
