@@ -304,6 +304,7 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
             encode_graph(graph),
             token=options.token or SystemRand().token(),
             from_uri=absolute_uri(options.from_uri or ""),
+            places=_outside(graph),
             claim=options.claim,
             fresh=options.fresh,
             accept_duplicates=options.accept_duplicates,
@@ -316,6 +317,12 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
         text = "job %r runs already (%s): this file was not submitted; to replace the job, upgrade it"
         logging.getLogger("penstock").warning(text, graph.name, job_id)
     return JobHandle(client, job_id, graph.name, unread=tuple(unread))
+
+
+def _outside(graph: JobGraph) -> list[str]:
+    """Return the places of the job's sources and sinks, each once, without folders of this machine."""
+    places = [operator.place for vertex in graph.vertices for operator in vertex.operators]
+    return [place for place in dict.fromkeys(places) if place and not place.startswith("/")]
 
 
 def _running(client: RestClient, name: str) -> str:

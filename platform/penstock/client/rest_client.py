@@ -243,15 +243,25 @@ class RestClient:
         self._send("DELETE", f"/v1/penstock/taskmanagers/{_part(taskmanager_id)}", params={"drain": drain})
 
     def submit(
-        self, graph: bytes, *, token: str = "", from_uri: str | None = None, **flags: Unpack[SubmitFlags]
+        self,
+        graph: bytes,
+        *,
+        token: str = "",
+        from_uri: str | None = None,
+        places: Sequence[str] = (),
+        **flags: Unpack[SubmitFlags],
     ) -> str:
-        """Submit a job graph (`encode_graph`); return the job id. The same token gives the same job."""
+        """Submit a job graph (`encode_graph`); return the job id. The same token gives the same job.
+
+        `places` are those of its sources and sinks, which the JobManager asks before it answers.
+        """
         texts = {name: ",".join(value) if isinstance(value, tuple) else value for name, value in flags.items()}
         params: dict[str, Any] = {"token": token, **{name.replace("_", "-"): value for name, value in texts.items()}}
         if from_uri:
             params["from"] = from_uri
         params["sha256"] = hashlib.sha256(graph).hexdigest()
-        answer = self._send("POST", "/v1/penstock/submit", params=params, body=graph)
+        with self._checking(f"it checks {', '.join(places)}" if places else ""):
+            answer = self._send("POST", "/v1/penstock/submit", params=params, body=graph)
         return str(answer["jobid"])
 
     def submitted(self, token: str) -> str:
@@ -265,7 +275,7 @@ class RestClient:
     def stop(self, job_id: str, *, drain: bool = False, target: str | None = None, token: str = "") -> str:
         """Start a stop with savepoint; return the request id for `savepoint_status` (the token, if one is given)."""
         body = {"drain": drain, "targetDirectory": target, **_trigger_id(token)}
-        with self._checking(target):
+        with self._checking(f"it tests whether {target} can be written" if target else ""):
             return str(self._send("POST", _job(job_id, "/stop"), body=body)["request-id"])
 
     def savepoint(self, job_id: str, target: str | None = None, *, token: str = "") -> str:
@@ -274,7 +284,7 @@ class RestClient:
         Requests with the same token (32 hex digits) count once, as long as the same JobManager runs.
         """
         body = {"target-directory": target, "cancel-job": False, **_trigger_id(token)}
-        with self._checking(target):
+        with self._checking(f"it tests whether {target} can be written" if target else ""):
             return str(self._send("POST", _job(job_id, "/savepoints"), body=body)["request-id"])
 
     def dispose_savepoint(self, uri: str) -> str:
@@ -343,9 +353,9 @@ class RestClient:
         self._send("DELETE", "/v1/cluster")
 
     @contextlib.contextmanager
-    def _checking(self, target: str | None) -> Iterator[None]:
-        """Remember that the JobManager tests the target of a savepoint before it answers."""
-        self._checks = f"it tests whether {target} can be written" if target else ""
+    def _checking(self, checks: str) -> Iterator[None]:
+        """Remember what the JobManager does with external systems before it answers."""
+        self._checks = checks
         try:
             yield
         finally:
@@ -384,6 +394,9 @@ class RestClient:
                 msg = f"no JobManager answers at {self.url}: it accepts connections but has not answered for"
                 msg += f" {error.seconds:g} s"
                 way = "it may be suspended or overloaded: check its process and its log"
+                if self._checks:
+                    msg = f"no answer from the JobManager at {self.url} within {error.seconds:g} s: {self._checks}"
+                    way = f"check that this place answers; if it does, the JobManager {way.removeprefix('it ')}"
             elif isinstance(error, _NotReceivedError) and error.standby:
                 msg, way = f"no JobManager leads at {self.url}: {error}", ""
             raise NoJobManagerError(msg, hint=way) from error
@@ -476,8 +489,8 @@ class RestClient:
     def _wait_for_answer(self, url: str, connection: http.client.HTTPConnection, timeout: float) -> None:
         """Wait until an answer begins to arrive; log that a JobManager accepts connections but does not answer soon."""
         quiet = self._quiet_seconds + self._poll_seconds
-        text = f"waiting for {url}, which accepts the connection but does not answer; for {timeout:.0f} s at most"
-        text += self._checks and f"; {self._checks}"
+        does = f": {self._checks}" if self._checks else ", which accepts the connection but does not answer"
+        text = f"waiting for {url}{does}; for {timeout:.0f} s at most"
         clock, log = SystemClock(), logging.getLogger("penstock")
         lines = self._silence or WaitLines(lambda line: log.warning("%s", line), clock, quiet_ms=1000 * quiet)
         self._silence = lines

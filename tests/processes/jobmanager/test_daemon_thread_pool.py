@@ -1,6 +1,7 @@
 """Calls that may hang: how many threads they take, how long they are waited for, and who is held up by them."""
 
 import asyncio
+import re
 import subprocess
 import sys
 import threading
@@ -10,9 +11,11 @@ from types import SimpleNamespace
 import pytest
 from tests.support.waiting import until
 
+import penstock as ps
 from penstock.core.errors import UnreachableError
 from penstock.jobmanager.cluster.daemon_thread_pool import DaemonThreadPool
 from penstock.jobmanager.jobs import enumerators, savepoint_folders
+from penstock_connectors.kafka import KafkaSource
 
 LIMIT_S = 120
 
@@ -76,6 +79,7 @@ def test_a_call_that_hangs_does_not_keep_the_process():
     program = """
 import asyncio, threading
 from penstock.jobmanager.cluster.daemon_thread_pool import DaemonThreadPool
+from penstock_connectors.kafka import KafkaSource
 async def main():
     try:
         await DaemonThreadPool("t", 1).call(0.1, threading.Event().wait)
@@ -119,10 +123,23 @@ async def test_targets_that_hang_hold_up_no_lease_and_further_ones_are_refused(m
 async def test_connectors_that_hang_hold_up_no_lease(monkeypatch, graph_of):
     go = threading.Event()
     begun = []
-    monkeypatch.setattr(enumerators, "_validate", lambda _graph: begun.append(1) or go.wait(LIMIT_S))
+    monkeypatch.setattr(enumerators, "_validate", lambda *_: begun.append(1) or go.wait(LIMIT_S))
     threads = DaemonThreadPool("validation", 4)
     asked = [enumerators.validate(graph_of(), threads) for _ in range(6)]
     free, tasks = await free_besides(asked, lambda: len(begun) == 4)
     go.set()
     await asyncio.gather(*tasks)
     assert free
+
+
+async def test_a_connector_whose_system_hangs_is_named_with_its_address(monkeypatch):
+    go = threading.Event()
+    monkeypatch.setattr(enumerators, "load_connector", lambda _: SimpleNamespace(validate=lambda *_: go.wait(LIMIT_S)))
+    env = ps.Environment(1)
+    env.from_source(KafkaSource("broker:9092", topic="orders", format="raw"), uid="in").print()
+    name = re.escape("source 'in': topic orders at broker:9092 did not answer the check of the submit within 0.05 s")
+    try:
+        with pytest.raises(UnreachableError, match=rf"^test_daemon_thread_pool\.py:\d+: {name}"):
+            await enumerators.validate(env.job_graph("j"), DaemonThreadPool("validation", 1), timeout_s=0.05)
+    finally:
+        go.set()

@@ -88,18 +88,20 @@ class Enumerators:
             enumerator.close()
 
 
-async def validate(graph: JobGraph, threads: DaemonThreadPool = _VALIDATIONS) -> None:
+async def validate(
+    graph: JobGraph, threads: DaemonThreadPool = _VALIDATIONS, timeout_s: float = _VALIDATE_TIMEOUT_S
+) -> None:
     """Run the validation of every source and sink of the job.
 
     Raises:
-        ConnectorError: a validation failed; the message has a hint.
+        ConnectorError: a validation failed; the message has a hint. One that does not end in time is named.
     """
     _extend_path(graph)
+    begun: list[OperatorSpec] = []
     try:
-        await threads.call(_VALIDATE_TIMEOUT_S, _validate, graph)
+        await threads.call(timeout_s, _validate, graph, begun)
     except TimeoutError as error:
-        msg = f"the connectors of job {graph.name!r} did not finish their validation within {_VALIDATE_TIMEOUT_S:.0f} s"
-        raise UnreachableError(msg, hint="check that the external systems are reachable") from error
+        raise _not_checked(graph, begun, timeout_s) from error
     except PenstockError:
         raise
     except Exception as error:
@@ -107,9 +109,22 @@ async def validate(graph: JobGraph, threads: DaemonThreadPool = _VALIDATIONS) ->
         raise ConnectorError(msg, hint="client and JobManager must be of the same version") from error
 
 
-def _validate(graph: JobGraph) -> None:
+def _not_checked(graph: JobGraph, begun: list[OperatorSpec], timeout_s: float) -> UnreachableError:
+    """Return the error of a validation that did not end in time; `begun`: the operators so far, the last one waits."""
+    if not begun:
+        msg = f"the connectors of job {graph.name!r} were not checked within {timeout_s:g} s: other jobs' checks wait"
+        return UnreachableError(msg, hint="check that the external systems of the jobs are reachable")
+    last = begun[-1]
+    where, place = f"{last.where}: " if last.where else "", last.place or "its external system"
+    msg = f"{where}{last.kind} {last.uid!r}: {place} did not answer the check of the submit within {timeout_s:g} s"
+    return UnreachableError(msg, hint="check that the address is right and that the system answers")
+
+
+def _validate(graph: JobGraph, begun: list[OperatorSpec]) -> None:
     for vertex in graph.vertices:
         for operator in vertex.operators:
+            if operator.kind in ("source", "sink"):
+                begun.append(operator)
             try:
                 _validate_one(operator, graph.settings.checkpoint_interval_ms)
             except PenstockError as error:
