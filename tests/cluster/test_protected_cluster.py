@@ -20,6 +20,10 @@ from tests.cluster.ports import listening, own_addresses, reaches, unix_folders
 from tests.cluster.savepoints import rows_read
 from tests.support.waiting import wait_until
 
+from penstock.client.access import ClientAccess
+from penstock.client.rest_client import RestClient
+from penstock.core.errors import UsageError
+from penstock.core.secrets import Secret
 from penstock_connectors.datagen.source import OrderPattern, orders
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -82,6 +86,22 @@ def ask(url, folder, *, certificate=True, ca="ca.pem", token="admin.token"):
         connection.close()
 
 
+def refuses_other_tokens(console, url, folder):
+    """Command line and Python client say which token was refused, and where a valid one belongs."""
+    files = {"ca": folder / "ca.pem", "certificate": folder / "client.pem", "key": folder / "client.key"}
+    variables = dict(zip(("PENSTOCK_CA", "PENSTOCK_CLIENT_CERT", "PENSTOCK_CLIENT_KEY"), files.values(), strict=True))
+    environment = {name: str(path) for name, path in variables.items()}
+    without = f"{url}: this cluster requires a token (clients read it from PENSTOCK_TOKEN_FILE or PENSTOCK_TOKEN"
+    invalid = "the token is not valid for this cluster (it may have been replaced: ask the cluster's administrator)"
+    for token, told in (("", without), ("0" * 64, f"{url} does not accept the token of PENSTOCK_TOKEN: {invalid}")):
+        said = console("list", "--cluster", url, code=2, **environment, PENSTOCK_TOKEN=token)
+        assert told in " ".join(said.split())
+    for token, told in (("", without), ("0" * 64, f"{url} does not accept the given token: {invalid}")):
+        with pytest.raises(UsageError) as raised:
+            RestClient(url, ClientAccess(token=Secret(token), **files)).jobs()
+        assert raised.value.message.startswith(told)
+
+
 def test_mutual_tls_in_two_commands(console, tmp_path):
     folder = tmp_path / "certs"
     console("cluster", "certs", folder, "--client-certificates")
@@ -96,6 +116,7 @@ def test_mutual_tls_in_two_commands(console, tmp_path):
     assert "PENSTOCK_CA" in console("list", "--cluster", url, code=1)
     assert ask(url, folder) == 200
     assert ask(url, folder, token="") == 401
+    refuses_other_tokens(console, url, folder)
     assert issubclass(ask(url, folder, certificate=False), (ssl.SSLError, ConnectionError, http.client.HTTPException))
     assert "certificate" in console("list", "--cluster", url.replace("https", "http"), code=1)
     console("cluster", "certs", tmp_path / "others", "--client-certificates")

@@ -34,6 +34,8 @@ class ClientAccess:
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
+    #: Where the token was read, for errors; empty: the caller gave it.
+    token_from: str = ""
 
     def __post_init__(self) -> None:
         """Refuse a token that would be shown.
@@ -76,26 +78,31 @@ def access_of(environment: Mapping[str, str] = os.environ) -> ClientAccess:
     """
     configured = configuration(environment=environment).settings.cluster.security
     folder = Path(configured) if configured else None
-    token = Secret(environment.get(TOKEN_VARIABLE, "").strip() or _token_of(environment, folder))
+    text, place = environment.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
+    if not text:
+        text, place = _token_of(environment, folder)
+    token = Secret(text)
     if token:
         register_secret(token.reveal())
     certificate = _named(environment, CERTIFICATE_VARIABLE) or _beside(folder, _CLIENT_FILES[0])
     return ClientAccess(
         token=token,
+        token_from=place,
         ca=_named(environment, CA_VARIABLE) or _beside(folder, CA_FILE),
         certificate=certificate,
         key=_named(environment, KEY_VARIABLE) or (_beside(folder, _CLIENT_FILES[1]) if certificate else None),
     )
 
 
-def _token_of(environment: Mapping[str, str], folder: Path | None) -> str:
+def _token_of(environment: Mapping[str, str], folder: Path | None) -> tuple[str, str]:
+    """Return the token of a file, and the file; both empty without one."""
     path = _named(environment, TOKEN_FILE_VARIABLE)
     if path is None:
         path = next((found for name in _TOKEN_FILES if (found := _beside(folder, name)) is not None), None)
     if path is None:
-        return ""
+        return "", ""
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8").strip(), str(path)
     except OSError as error:
         msg = f"cannot read the token in {path}: {error.strerror}"
         raise UsageError(msg, hint=f"check {TOKEN_FILE_VARIABLE}") from error

@@ -37,6 +37,7 @@ _FAILOVER_SECONDS = 12.0
 #: A standby redirects to the leader; a standby knows no leader.
 _MOVED, _NO_LEADER = 307, 503
 _START_HINT = "start one with `penstock cluster start`, or check the URL (https if it has a certificate)"
+_NO_TOKEN = 401
 _OF_THE_USER = (400, 401, 403, 408, 413, 422)
 _TAKEN, _FAULT = 409, 500
 
@@ -400,9 +401,18 @@ class RestClient:
             elif isinstance(error, _NotReceivedError) and error.standby:
                 msg, way = f"no JobManager leads at {self.url}: {error}", ""
             raise NoJobManagerError(msg, hint=way) from error
+        if status == _NO_TOKEN:
+            raise self._not_accepted(_error_of(status, data))
         if not 200 <= status < 300:
             raise _error_of(self.url, status, data)
         return self._answer_of(data) if data else {}
+
+    def _not_accepted(self, error: PenstockError) -> UsageError:
+        """Return the error of a request without a valid token: which cluster, and which token it was."""
+        if not self._access.token:
+            return UsageError(f"{self.url}: {error.message}")
+        which = f"the token of {self._access.token_from}" if self._access.token_from else "the given token"
+        return UsageError(f"{self.url} does not accept {which}: {error.message}")
 
     def _answer_of(self, data: bytes) -> dict[str, Any]:
         try:

@@ -35,6 +35,9 @@ def test_the_environment_before_files_before_the_folder(tmp_path):
     by_file = {**folder, "PENSTOCK_TOKEN_FILE": str(tmp_path / "mine")}
     assert access_of(by_file).token.reveal() == "mine"
     assert access_of({**by_file, "PENSTOCK_TOKEN": "direct"}).token.reveal() == "direct"
+    places = [{**by_file, "PENSTOCK_TOKEN": "direct"}, by_file, folder, {}]
+    expected = ["PENSTOCK_TOKEN", str(tmp_path / "mine"), str(tmp_path / "viewer.token"), ""]
+    assert [access_of(given).token_from for given in places] == expected
     with pytest.raises(UsageError, match="PENSTOCK_TOKEN_FILE"):
         access_of({"PENSTOCK_TOKEN_FILE": str(tmp_path / "none")})
 
