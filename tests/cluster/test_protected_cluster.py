@@ -199,7 +199,9 @@ def test_by_default_nothing_listens_but_on_loopback(console, tmp_path):
     console("cluster", "stop")
 
 
-@pytest.mark.parametrize("command", [("jobmanager", "--rest-port", "0", "--rpc-port", "0"), ("cluster", "start")])
+@pytest.mark.parametrize(
+    "command", [("jobmanager", "--rest-port", "0", "--rpc-port", "0"), ("cluster", "start", "--rest-port", "0")]
+)
 def test_other_addresses_need_protection(console, command):
     code = 2 if command[0] == "jobmanager" else 1
     said = console(*command, "--host", "0.0.0.0", code=code)  # noqa: S104 - it is refused

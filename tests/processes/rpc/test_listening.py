@@ -53,4 +53,4 @@ def test_a_cluster_is_refused_before_a_process_starts(taken, tmp_path, monkeypat
         app()
     assert ended.value.code == 1
     assert capsys.readouterr().err.count("penstock: ") == 1
-    assert not home.exists()
+    assert not (home / "cluster.log").exists()
