@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+import penstock
 from penstock.cli.serve import die_with_parent
 from penstock.config.config_file import FILE_VARIABLE
 from penstock.core.errors import PenstockError, UsageError, nearest
@@ -121,12 +122,22 @@ commands = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    """Print the version and end, if the option is given."""
+    if wanted:
+        sys.stdout.write(f"penstock {penstock.__version__}\n")
+        raise typer.Exit
+
+
 @commands.callback()
 def _penstock(
     config: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Configuration file; default: $PENSTOCK_CONFIG, else ./penstock.toml."),
     ] = None,
+    version: Annotated[  # noqa: ARG001 - its callback acts on it
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """Stateful, exactly-once stream jobs in Python."""
     if config is not None:

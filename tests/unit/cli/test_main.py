@@ -6,6 +6,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
+import penstock
 from penstock.cli import main
 
 
@@ -20,6 +21,11 @@ def run(*arguments, monkeypatch):
 def test_every_command_explains_itself(command, monkeypatch, capsys):
     assert run(command, "--help", monkeypatch=monkeypatch) == 0
     assert f"penstock {command}" in capsys.readouterr().out
+
+
+def test_the_version_is_printed(monkeypatch, capsys):
+    assert run("--version", monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out == f"penstock {penstock.__version__}\n"
 
 
 @pytest.fixture
