@@ -18,6 +18,7 @@ MAX_FILE_BYTES, MAX_TOTAL_BYTES = 200_000, 20_000_000
 ENTRY_POINTS = {
     *("penstock.cli.main", "penstock.testing.plugin"),
     *("penstock_airflow.get_provider_info", "penstock_airflow.plugin"),
+    "penstock_airflow.known_params",  # DAG files name it
 }
 
 
