@@ -46,8 +46,7 @@ class CheckBackfillOperator(CommandOperator):
         found = self.run_command(head, (self.options, CHECK_BACKFILL), accepted_codes=(_REFUSED,))
         refused = [finding for finding in found["findings"] if not finding["accepted"]]
         if refused:
-            told = "; ".join(f"{finding['uid']} ({finding['kind']}): {finding['reason']}" for finding in refused)
-            raise AirflowFailException(f"the job cannot be backfilled: {told}")
+            raise AirflowFailException(f"the job cannot be backfilled: {'; '.join(map(_refusal, refused))}")
         if not self.may_run:
             self._require_absent(str(found["job"]))
         return {"accepted": [finding["uid"] for finding in found["findings"]]}
@@ -63,6 +62,11 @@ class CheckBackfillOperator(CommandOperator):
             raise AirflowFailException(
                 f"job {name!r} runs already ({running[0]}): stop it, or give this one another name"
             )
+
+
+def _refusal(finding: Mapping[str, Any]) -> str:
+    way_out = f"to accept it, add {finding['uid']!r} to `accept`" if finding["acceptable"] else finding["way_out"]
+    return f"{finding['uid']} ({finding['kind']}): {finding['reason']}{f' ({way_out})' if way_out else ''}"
 
 
 class BackfillOperator(CommandOperator):

@@ -56,12 +56,18 @@ class CheckJobOperator(CommandOperator):
         found = self.run_command(head, (known, PARALLELISM), (self.options, CHECK), accepted_codes=(_BLOCKED,))
         states: list[dict[str, Any]] = found["states"]
         if not found["ok"]:
-            blocked = next(state for state in states if state["verdict"] == "blocked")
-            msg = f"the state does not fit: {blocked['uid']} {blocked['state']}: {blocked['reason']}"
-            raise AirflowFailException(msg)
+            blocked = [state for state in states if state["verdict"] == "blocked"]
+            told = "; ".join(dict.fromkeys(map(_refusal, blocked)))
+            raise AirflowFailException(f"the state does not fit: {told}")
         verdicts = [str(state["verdict"]) for state in states]
         counts = {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))}
         return {"job_id": job_id, "snapshot": found["snapshot"], "states": counts}
+
+
+def _refusal(state: Mapping[str, Any]) -> str:
+    place = f" ({state['where']})" if state["where"] else ""
+    way_out = f" ({state['way_out']})" if state["way_out"] else ""
+    return f"{state['uid']}{place}: {state['reason']}{way_out}"
 
 
 class UpgradeJobOperator(CommandOperator):

@@ -186,7 +186,9 @@ def test_what_makes_no_sense_is_not_tried_again(cluster, tmp_path, name, path):
     refused = path.read_text().replace('ps.Tumbling("1s")', 'ps.Tumbling("1s", time="processing")')
     other = write_job(tmp_path, f"{name}-other", text=refused)
     target = tmp_path / "begun"
-    with pytest.raises(AirflowFailException, match=r"cannot be backfilled: totals .*processing time"):
+    with pytest.raises(
+        AirflowFailException, match=r"cannot be backfilled: totals .*processing time \(run the job live"
+    ):
         CheckBackfillOperator(task_id="check", job_file=str(other)).execute(Instance("check").context())
     for wrong in ({"until": "soon"}, {"options": {"parts": "0"}}, {"options": {"fresh": True}}):
         with pytest.raises(AirflowFailException):

@@ -97,7 +97,9 @@ def test_what_is_looked_at_beforehand(client, name, running, version):
     assert fits["job_id"] == running
     assert set(fits["states"]) <= {"same", "new"}
     other = version(key=('key_by("user_id")', 'key_by("amount")'))
-    with pytest.raises(AirflowFailException, match="the state does not fit: totals"):
+    with pytest.raises(
+        AirflowFailException, match=r"does not fit: totals \(.*\.py:\d+\): .* keyed by .*\(key by the old columns"
+    ):
         CheckJobOperator(task_id="check", job=name, job_file=str(other)).execute(Instance(name).context())
     with pytest.raises(AirflowFailException, match="there is no job file"):
         CheckJobOperator(task_id="check", job=name, job_file="none.py").execute(Instance(name).context())
