@@ -29,18 +29,24 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Started(msgspec.Struct, frozen=True, tag="started"):
     """The job runs, with a complete checkpoint; a job without checkpoints has to run for `settle_ms`.
 
-    A bounded job that has finished counts too.
+    A bounded job that has finished counts too. `found`: an earlier try has submitted it, and a user who ended that try
+    may have canceled the job. Else, whoever canceled it does not want a retry to start it again.
     """
 
     job_id: str
     settle_ms: int
+    found: bool = False
 
     def ask(self, client: RestClient) -> Answer:
         """Poll once."""
         summary = client.summary(self.job_id)
         job = client.job(self.job_id)
         if job["state"] != "RUNNING":
-            return _ended(client, job, {"FINISHED"})
+            answer = _ended(client, job, {"FINISHED"})
+            if job["state"] != "CANCELED" or self.found:
+                return answer
+            text = f"{answer.text} by a user or another task (clear this task to start the job again)"
+            return msgspec.structs.replace(answer, text=text, final=True)
         if summary["checkpoints-completed"]:
             return _done(job)
         if summary["checkpoint-interval"] is not None:
@@ -68,13 +74,19 @@ class Operation(msgspec.Struct, frozen=True, tag="operation"):
             return Answer(kind="wait", text=self._progress(client))
         operation = answer["operation"]
         if "failure-cause" in operation:
-            cause = operation["failure-cause"]
-            why = " ".join(str(cause.get("stack-trace") or cause.get("class")).split())
-            return Answer(kind="failed", text=f"{self.what} failed: {why}")
+            return self._failed(client, operation["failure-cause"])
         if self.what == "stop" and client.job(self.job_id)["state"] not in TERMINAL:
             return Answer(kind="wait", text="the savepoint is complete, the job is ending")
         found = {"location": operation.get("location", "")} if self.what != "rescale" else {}
         return Answer(kind="done", value={"job_id": self.job_id, **found})
+
+    def _failed(self, client: RestClient, cause: dict[str, Any]) -> Answer:
+        """Return the answer, with the failure of a job that does not run; one that has ended takes no request again."""
+        why = " ".join(str(cause.get("stack-trace") or cause.get("class")).split())
+        text, state = f"{self.what} failed: {why}", str(client.job(self.job_id)["state"])
+        if state not in ("RUNNING", "FINISHED", "CANCELED"):
+            text += f"; the job is {state}: {root_cause(client, self.job_id)[0]}"
+        return Answer(kind="failed", text=text, final=state in TERMINAL)
 
     def _progress(self, client: RestClient) -> str:
         if self.what != "upgrade":
@@ -188,7 +200,6 @@ def _ended(client: RestClient, job: dict[str, Any], good: set[str]) -> Answer:
         return _done(job)
     text = f"job {job['name']!r} ({job['jid']}) is {state}"
     if state != "FAILED":
-        # whoever canceled it does not want a retry to start it again
-        return Answer(kind="failed", text=text, final=state == "CANCELED")
+        return Answer(kind="failed", text=text)
     why, final = root_cause(client, job["jid"])
     return Answer(kind="failed", text=f"{text}: {why}", final=final)

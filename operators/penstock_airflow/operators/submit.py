@@ -77,17 +77,17 @@ class SubmitJobOperator(CommandOperator):
             if state not in TERMINAL:
                 attempts.reopen()
             elif state == "FINISHED" and not attempts.ended:
-                return self.wait_for(context, self._question(attempts.job_id))
+                return self.wait_for(context, self._question(attempts.job_id, found=True))
             else:
                 attempts.end()
-        self._token = attempts.begin()
+        self._token, found = attempts.begin(), bool(attempts.job_id)
         self._job_id = attempts.job_id or self._submit(self._token)
         failpoints.hit("airflow.after_submit", job=self._job_id)
         attempts.note(self._job_id)
         self.store_job_link(context, self._job_id)
         self.log.info("job %s, waiting until it runs", self._job_id)
         action = Cancel(self._job_id) if self.job_on_kill == "cancel" else None
-        return self.wait_for(context, self._question(self._job_id), when_killed=action)
+        return self.wait_for(context, self._question(self._job_id, found=found), when_killed=action)
 
     def on_kill(self) -> None:
         """End the process; cancel the job if that was requested."""
@@ -96,8 +96,8 @@ class SubmitJobOperator(CommandOperator):
             action = Cancel(self._job_id) if self._job_id else CancelSubmitted(self._token)
             self.hook.run(lambda client: action.do(client, self.clock, LAST_MS))
 
-    def _question(self, job_id: str) -> Started:
-        return Started(job_id, int(self.settle_seconds * 1000))
+    def _question(self, job_id: str, *, found: bool) -> Started:
+        return Started(job_id, int(self.settle_seconds * 1000), found)
 
     def _state_of(self, job_id: str) -> str:
         """Return the state of a job; the end of a cancel is waited for, as a cleared task requests one."""

@@ -112,7 +112,12 @@ def test_answers(question, cluster, kind):
 @pytest.mark.parametrize(("cause", "final"), [("transient", False), ("permanent", True), ("user code", True)])
 def test_a_job_that_would_fail_again_is_a_final_answer(cause, final):
     assert STARTED.ask(Cluster("FAILED", cause=cause)).final is final
-    assert not STARTED.ask(Cluster("CANCELED", cause=cause)).final
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_a_canceled_job_does_not_start_again_unless_the_end_of_an_earlier_try_has_canceled_it(found):
+    answer = Started("j", 10_000, found).ask(Cluster("CANCELED"))
+    assert (answer.kind, answer.final) == ("failed", not found)
 
 
 def test_a_failed_job_is_told_with_the_last_line_of_its_cause():
@@ -128,3 +133,18 @@ def test_an_upgrade_tells_how_far_it_is_and_why_it_failed_in_one_line():
         Cluster(operation={"failure-cause": {"stack-trace": "the old version is running again:\n  why\n"}})
     )
     assert (answer.kind, answer.text) == ("failed", "upgrade failed: the old version is running again: why")
+
+
+@pytest.mark.parametrize(
+    ("state", "text", "final"),
+    [
+        ("RUNNING", "stop failed: not now", False),
+        ("RESTARTING", "stop failed: not now; the job is RESTARTING: ValueError: why", False),
+        ("FAILED", "stop failed: not now; the job is FAILED: ValueError: why", True),
+        ("CANCELED", "stop failed: not now", True),
+    ],
+)
+def test_a_request_that_a_job_does_not_take_is_told_with_the_jobs_failure(state, text, final):
+    cluster = Cluster(state, operation={"failure-cause": {"stack-trace": "not now"}})
+    answer = Operation("j", "r", "stop").ask(cluster)
+    assert (answer.kind, answer.text, answer.final) == ("failed", text, final)
