@@ -42,6 +42,13 @@ class _PlanningExecutor:
         return JobResult(job_id="0" * 32, name=graph.name, state="FINISHED", duration_ms=0.0)
 
 
+def require_job_file(job: Path) -> None:
+    """Raise UsageError if there is no such file."""
+    if not job.is_file():
+        below = "" if job.is_absolute() else f"; {job} is relative to {Path.cwd()}"
+        raise UsageError(f"there is no job file {job}", hint=f"pass the path of a Python file{below}")
+
+
 def planned(job: Path, overrides: dict[str, str], name: str) -> JobGraph:
     """Return the job that a file builds, with settings overridden; of several the one called `name`.
 
@@ -50,9 +57,7 @@ def planned(job: Path, overrides: dict[str, str], name: str) -> JobGraph:
     """
     from penstock.api.building.executors import use_executor
 
-    if not job.is_file():
-        msg = f"there is no job file {job}"
-        raise UsageError(msg, hint="pass the path of a Python file")
+    require_job_file(job)
     plan = _PlanningExecutor()
     import_path = list(sys.path)
     try:

@@ -1,12 +1,13 @@
 """Job files that are run one after the other in one process."""
 
+import re
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from penstock.api.job_file import execute_file, planned
+from penstock.api.job_file import execute_file, planned, require_job_file
 from penstock.core.errors import UsageError
 
 JOB = """
@@ -70,3 +71,11 @@ def test_a_file_with_data_is_no_job(tmp_path):
     (tmp_path / "orders.jsonl").write_text('{"n": 1}\n')
     with pytest.raises(UsageError, match=r"orders.jsonl is no Python file \(pass the job file"):
         planned(tmp_path / "orders.jsonl", {}, "")
+
+
+def test_a_relative_path_is_told_with_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=rf"no job file a\.py \(.*; a\.py is relative to {re.escape(str(tmp_path))}\)"):
+        require_job_file(Path("a.py"))
+    with pytest.raises(UsageError, match=r"\(pass the path of a Python file\)"):
+        require_job_file(tmp_path / "a.py")

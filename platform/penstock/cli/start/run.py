@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.api.job_file import execute_file, planned
+from penstock.api.job_file import execute_file, planned, require_job_file
 from penstock.cli.options import (
     InsecureOption,
     JsonOption,
@@ -91,7 +91,7 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Run a job file; resume from its newest checkpoint."""
-    _check_file(job)
+    require_job_file(job)
     on_cluster = cluster is not None or detached or bool(token) or attach
     _check_engine(engine, master, spark_conf, on_cluster=on_cluster)
     overrides = parse_overrides(settings or [], parallelism)
@@ -129,11 +129,6 @@ def run(
         commands = JobCommands(job, cluster or "", name, overrides)
         results = _executed(commands, executor, overrides, progress)
     _tell(results, commands, as_json=json)
-
-
-def _check_file(job: Path) -> None:
-    if not job.is_file():
-        raise UsageError(f"there is no job file {job}", hint="pass the path of a Python file")
 
 
 @dataclass(frozen=True, slots=True)
