@@ -1,11 +1,19 @@
 """Spark shows the rows that `ps.snapshots.read` shows, a range of key groups at a time, and says what it cannot."""
 
+from dataclasses import replace
+
 import polars as pl
+import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from tests.unit.snapshots.conftest import empty_job, job  # noqa: F401 - fixtures
 
 import penstock as ps
+from penstock.core.errors import UsageError
+from penstock.snapshots.access.content import find_state
+from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.on_spark.spark_entry import PenstockDataSource
+from penstock.snapshots.on_spark.spark_parts import StatePlan
 
 #: The first use of Spark starts a JVM and Python workers; PySpark leaves its sockets to the garbage collector.
 pytestmark = [
@@ -137,3 +145,77 @@ def test_keys_are_looked_up(spark, job):  # noqa: F811
     assert rows(load(spark, job.folder, keys="[]", **asked)) == []
     with pytest.raises(AnalysisException, match="'x' is no value of it"):
         load(spark, job.folder, keys='["x"]', **asked).count()
+
+
+def plan(job, uid, name):  # noqa: F811
+    snapshot = open_snapshot(str(job.folder))
+    return StatePlan(snapshot, find_state(snapshot.manifest, uid, name), size=2000)
+
+
+def read_here(parts, columns):
+    """The rows of Spark's tasks, without Spark."""
+    tables = [pa.Table.from_batches(part.batches(columns), columns) for part in parts]
+    return sorted(pl.from_arrow(pa.concat_tables([columns.empty_table(), *tables])).rows())
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "tasks"),
+    [
+        ("user_id IN (5, 77, 9999)", "profile", 3),
+        ("user_id = 5 OR (user_id IN (6, 77) AND note IS NULL)", "profile", 3),
+        ("note LIKE '%7' AND orders > 50", "profile", None),
+        ("__namespace > 10 AND user_id < 30", "panes", None),
+        ("user_id = 7 AND __namespace = 20", "panes", 1),
+        ("sum_amount = 100", "panes", None),
+    ],
+)
+def test_tasks_read_the_rows_of_a_condition(job, where, name, tasks):  # noqa: F811
+    of = plan(job, "people" if name == "profile" else "totals", name)
+    whole = ps.snapshots.read(str(job.folder), uid=of.state.uid, name=name).collect()
+    wanted = whole.filter(pl.sql_expr(where))
+    assert wanted.height
+    parts = of.where(pl.sql_expr(where)).parts()
+    assert read_here(parts, of.columns(with_hash=False).remove(1)) == sorted(wanted.drop(wanted.columns[1]).rows())
+    assert tasks is None or len(parts) <= tasks < len(of.parts())
+
+
+def test_keys_that_are_close_share_a_task(job):  # noqa: F811
+    keys = pa.table({"user_id": pa.array(range(250), pa.int64())})
+    of = plan(job, "people", "profile").of_keys(keys)
+    assert len(of.parts()) > 2
+    few = replace(of, size=1 << 20).parts()
+    assert len(few) == 2, "one for each subtask"
+    assert sum(part.keys.num_rows for part in few) == 250
+    columns = of.columns(with_hash=False)
+    assert read_here(few, columns) == read_here(of.parts(), columns)
+    assert len(read_here(few, columns)) == len(job.profiles)
+
+
+def test_changes_of_a_condition(job):  # noqa: F811
+    of = plan(job, "people", "profile")
+    columns = pa.schema([("user_id", pa.int64()), ("orders", pa.int64())])
+    some = of.where(pl.sql_expr("user_id IN (5, 7, 77)")).changes_since(1)
+    assert read_here(some, columns) == [(5, -5), (7, 7)]
+    gone = of.where(pl.sql_expr("__change = 'delete'")).changes_since(1)
+    assert read_here(gone, columns) == [(7, 7), (249, 249)]
+
+
+def test_a_condition_and_columns_choose_what_is_read(spark, job):  # noqa: F811
+    asked = {"uid": "people", "name": "profile", "columns": "orders, user_id"}
+    found = load(spark, job.folder, where="user_id IN (5, 77) AND note = 'n77'", **asked)
+    assert found.columns == ["orders", "user_id"]
+    assert rows(found) == [(77, 77)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"where": "nte = 'x'"}, "where .nte = 'x'.: .*nte"),
+        ({"where": "orders = MAX(orders)"}, "may read more than one row"),
+        ({"columns": "user_id, nte"}, "no column .nte.*did you mean .note."),
+    ],
+)
+def test_a_condition_or_column_that_is_none_is_said(job, options, message):  # noqa: F811
+    source = PenstockDataSource({"path": str(job.folder), "uid": "people", "name": "profile", **options})
+    with pytest.raises(UsageError, match=message):
+        source.reader(source.schema())

@@ -11,7 +11,7 @@ from penstock.core.errors import SnapshotDamagedError, UsageError
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.snapshots.access.content import find_state
 from penstock.snapshots.access.opening import open_snapshot
-from penstock.snapshots.access.pruning import ALL_ROWS, hashes_of, parsed_filter, pruning_of
+from penstock.snapshots.access.pruning import ALL_ROWS, Pruning, hashes_of, parsed_filter, pruning_of
 
 ONE = pa.schema([pa.field("user_id", pa.int64())])
 TWO = pa.schema([pa.field("land", pa.string()), pa.field("day", pa.date32())])
@@ -57,6 +57,13 @@ def test_keys_of_several_columns_need_all_of_them():
     nothing = pruning_of(pl.col("land").is_null() & pl.col("day").is_null(), TWO)
     assert nothing.keys.to_pylist() == [{"land": None, "day": None}]
     assert len(nothing.hashes) == 1
+
+
+def test_two_prunings_leave_what_both_leave():
+    ids = pa.table({"user_id": pa.array([5, 6, 7], pa.int64())})
+    both = Pruning(ids, (0, 20)).both(pruning_of(pl.sql_expr("user_id IN (7, 9) AND __namespace > 10"), ONE))
+    assert (keys(both), both.namespaces) == ([(7,)], (11, 20))
+    assert keys(Pruning(ids).both(ALL_ROWS)) == keys(ALL_ROWS.both(Pruning(ids))) == [(5,), (6,), (7,)]
 
 
 def test_a_state_without_keys_is_read_whole():

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN, HashRange
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
 from penstock.graph.restore_plan import clip_keyed
-from penstock.snapshots.rewrite.split_points import Loads, loads_of, measured_loads, ranges_by_size, shared_ranges
+from penstock.snapshots.rewrite.split_points import (
+    Loads,
+    loads_of,
+    measured_loads,
+    ranges_by_size,
+    ranges_of_hashes,
+    shared_ranges,
+)
 from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE
 from penstock.state.log.segments import SegmentWriter
 from penstock.state.memory.limits import PRODUCTION
@@ -53,6 +60,27 @@ def test_of_files_only_the_part_within_counts():
 
 def test_a_range_of_few_hashes_has_no_more_parts_than_hashes():
     assert len(ranges_by_size(loads_of([state((0, 2, 1000))]), HashRange(0, 2), 1)) == 3
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "parts"),
+    [(0, MIB, 0), (1, 1, 1), (10, 128 * MIB, 1), (100, 20 * MIB, 10), (100, 1, 100), (100_000, 100 * MIB, 100)],
+)
+def test_ranges_of_hashes_are_as_many_as_their_row_groups_ask_for(count, size, parts):
+    loads = loads_of([state((HASH_MIN, HASH_MAX, 5_000 * MIB), (HASH_MIN, HASH_MAX, 5_000 * MIB))])
+    hashes = np.linspace(HASH_MIN, HASH_MAX, count + 2)[1:-1].astype(np.int64)
+    found = ranges_of_hashes(loads, ALL_HASHES, hashes, size)
+    assert len(found) == parts
+    assert all(left.high < right.low for left, right in pairwise(found))
+    assert all(any(r.low <= h <= r.high for r in found) for h in hashes[:: max(1, count // 50)])
+
+
+def test_hashes_outside_a_range_have_no_part():
+    held = loads_of([state((0, 99, 1000))])
+    assert ranges_of_hashes(held, HashRange(10, 20), np.array([5, 12, 18, 40]), 1000) == [HashRange(12, 18)]
 
 
 SMALL = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda ends: HashRange(*sorted(ends)))

@@ -15,7 +15,7 @@ from penstock.core.keygroup import ALL_HASHES, HashRange
 from penstock.core.snapshot import FileRef
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.log.segment_file import SegmentFile
-from penstock.state.log.segments import SegmentWriter, segment_of
+from penstock.state.log.segments import SegmentWriter, merge_segments, segment_of
 
 SCHEMA = PaneTableSpec(
     pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),)
@@ -77,6 +77,15 @@ def test_hashes_read_their_row_groups_once(small):
     assert sum(length for _, length in stored.asked[1:]) < whole / 2
     assert stored.rows(HashRange(3, 40), wanted) == [3, 35]
     assert stored.rows(ALL_HASHES, np.array([10_000])) == []
+
+
+def test_a_merge_of_few_hashes_reads_a_row_group_once(small, monkeypatch):
+    given(monkeypatch, merged_rows=4)
+    stored = Stored()
+    file = SegmentFile(stored.segment, stored.read, sizes(), None, np.array([35]))
+    merged = merge_segments([file], (), SCHEMA, within=HashRange(30, 39), keep_deleted=False)
+    assert [table.column("total").to_pylist() for table in merged] == [[35]]
+    assert len(stored.asked) == 1 + 1
 
 
 def test_what_is_far_apart_is_not_read_in_one(small, monkeypatch):

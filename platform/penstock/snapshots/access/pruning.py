@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.core.errors import UsageError
-from penstock.core.keygroup import HASH_MAX, HASH_MIN
+from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.state.log.segment_columns import NAMESPACE
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 #: Most keys that are looked up by their hashes.
 _MOST_KEYS = 100_000
 _ANY = (HASH_MIN, HASH_MAX)
+#: Column with the position of a row in its table.
+_PLACE = "__place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,15 @@ class Pruning:
     def hashes(self) -> I64 | None:
         """Return the sorted hashes of the keys; None: any."""
         return None if self.keys is None else hashes_of(self.keys)
+
+    def both(self, other: Pruning) -> Pruning:
+        """Return the rows that neither excludes."""
+        if self.keys is None or other.keys is None:
+            keys = other.keys if self.keys is None else self.keys
+        else:
+            keys = rows_of_keys(self.keys, other.keys)
+        (a, b), (c, d) = self.namespaces, other.namespaces
+        return Pruning(keys, (max(a, c), min(b, d)))
 
     def segments(self, parts: Iterable[KeyedStateSnapshot]) -> tuple[KeyedStateSnapshot, ...]:
         """Return the parts of a state without files whose namespaces are all outside.
@@ -68,9 +79,34 @@ ALL_ROWS = Pruning()
 
 def hashes_of(keys: pa.Table) -> I64:
     """Return the sorted, distinct hashes of keys."""
+    return np.unique(_each_hash(keys))
+
+
+def keys_within(keys: pa.Table, within: HashRange) -> pa.Table:
+    """Return the keys whose hash is in a range."""
+    hashes = _each_hash(keys)
+    return keys.filter(pa.array((hashes >= within.low) & (hashes <= within.high)))
+
+
+def rows_of_keys(table: pa.Table, keys: pa.Table) -> pa.Table:
+    """Return the rows of some keys: hashes alone may be those of others too."""
+    names = keys.column_names
+    asked, there = (pl.DataFrame(pl.from_arrow(side.select(names))) for side in (keys, table))
+    found = there.with_row_index(_PLACE).join(asked, on=names, how="semi", nulls_equal=True, maintain_order="left")
+    return table.take(found[_PLACE].to_arrow())
+
+
+def rows_that_match(table: pa.Table, expression: pl.Expr) -> pa.Table:
+    """Return the rows for which a condition is true."""
+    read = expression.meta.root_names() or table.column_names[:1]
+    frame = pl.DataFrame(pl.from_arrow(table.select(list(dict.fromkeys(read)))))
+    return table.take(frame.with_row_index(_PLACE).filter(expression)[_PLACE].to_arrow())
+
+
+def _each_hash(keys: pa.Table) -> I64:
     batches = keys.combine_chunks().to_batches(max_chunksize=max(1, keys.num_rows))
     found = [hash_columns(batch, tuple(keys.column_names)) for batch in batches]
-    return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
+    return np.concatenate([np.empty(0, np.int64), *found])
 
 
 def parsed_filter(text: str, columns: pl.Schema, what: str) -> pl.Expr:

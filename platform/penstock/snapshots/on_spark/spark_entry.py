@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
+import polars as pl
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import (
@@ -30,13 +31,27 @@ from penstock.core.errors import NotFoundError, UsageError, did_you_mean
 from penstock.core.keygroup import ALL_HASHES, HashRange, first_hash_of
 from penstock.snapshots.access.content import find_state
 from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.access.pruning import parsed_filter
 from penstock.snapshots.on_spark.spark_parts import StatePart, StatePlan, with_changes
+from penstock.snapshots.rewrite.key_expressions import is_by_row
 from penstock.state.keys.key_text import parse_key
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_KNOWN = ("path", "uid", "name", "checkpoint", "since", "withhash", "keygroups", "keys", "partitionbytes")
+_KNOWN = (
+    "path",
+    "uid",
+    "name",
+    "checkpoint",
+    "since",
+    "columns",
+    "where",
+    "withhash",
+    "keygroups",
+    "keys",
+    "partitionbytes",
+)
 #: Default for the bytes of files that one task reads.
 _PARTITION_BYTES = 128 << 20
 _EXAMPLE = 'spark.read.format("penstock").option("uid", "totals").load("s3://bucket/savepoint")'
@@ -49,10 +64,11 @@ class PenstockDataSource(DataSource):
     The path is a savepoint's folder or a job's folder of checkpoints (its newest is used when the frame is made).
     Options: `uid` and `name` of the state (the name is optional if the operator has only one), `checkpoint` (a
     sequence), `since` (a sequence: the rows that changed after it, with `__change` and `__checkpoint`; 0: all),
-    `withHash` (`true`: with `__key_hash`), `keyGroups` (`A-B`: only these, both included), `keys` (JSON: only these
-    keys), `partitionBytes` (bytes of files a task reads, 128 MiB). A schema given by the user chooses the columns;
-    others are not decoded. For writing see `writer`. Executors open the store as the driver does: give them the same
-    `PENSTOCK_S3_...` variables (`spark.executorEnv`).
+    `columns` (names: only these are decoded, unless `where` names them), `where` (a condition in Polars' SQL, met by
+    every row), `withHash` (`true`: with `__key_hash`), `keyGroups` (`A-B`: only these, both included), `keys` (JSON:
+    only these keys), `partitionBytes` (bytes of files a task reads, 128 MiB). A schema given by the user chooses the
+    columns too. `df.select` and `df.where` apply after reading. For writing see `writer`. Executors open the store as
+    the driver does: give them the same `PENSTOCK_S3_...` variables (`spark.executorEnv`).
     """
 
     _found: StatePlan | None = None
@@ -68,7 +84,7 @@ class PenstockDataSource(DataSource):
             UsageError: an option is missing, unknown or malformed, or a column has no type in Spark.
             NotFoundError: there is no such snapshot or state.
         """
-        schema = self._columns()
+        schema = self._chosen()
         try:
             return from_arrow_schema(schema)
         except PySparkException as error:
@@ -130,13 +146,16 @@ class PenstockDataSource(DataSource):
         return StatePlan(snapshot, find_state(snapshot.manifest, uid, self._option("name")))
 
     def cut(self, plan: StatePlan) -> StatePlan:
-        """Return the plan with the key groups, keys and sizes of the options; raises UsageError."""
+        """Return the plan with the key groups, keys, condition and sizes of the options; raises UsageError."""
         groups, keys = self._option("keyGroups"), self._option("keys")
         key_groups = plan.snapshot.manifest.key_groups
         asked = ALL_HASHES if groups is None else _hashes_of(groups, key_groups)
         size = _number("partitionBytes", self._option("partitionBytes") or str(_PARTITION_BYTES))
         cut = replace(plan, asked=(asked,), size=size)
-        return cut if keys is None else cut.of_keys(_keys_of(keys, plan.keys))
+        if keys is not None:
+            cut = cut.of_keys(_keys_of(keys, plan.keys))
+        condition = self._condition()
+        return cut if condition is None else cut.where(condition)
 
     def _plan(self) -> StatePlan:
         """Return the plan of the frame, made once; see `plan`."""
@@ -149,12 +168,31 @@ class PenstockDataSource(DataSource):
         columns = self._plan().columns(with_hash=self._is_on("withHash"))
         return columns if self._since() is None else with_changes(columns)
 
+    def _chosen(self) -> pa.Schema:
+        names = self._option("columns")
+        return self._columns() if names is None else self._named([name.strip() for name in names.split(",")])
+
     def _checked(self, schema: StructType) -> pa.Schema:
-        there = self._columns().names
-        for name in schema.fieldNames():
-            if name not in there:
-                raise UsageError(f"{self._option('uid')!r} has no column {name!r}", hint=did_you_mean(name, there))
+        self._named(schema.fieldNames())
         return to_arrow_schema(schema)
+
+    def _named(self, names: Sequence[str]) -> pa.Schema:
+        there = self._columns()
+        for name in names:
+            if name not in there.names:
+                msg = f"{self._option('uid')!r} has no column {name!r}"
+                raise UsageError(msg, hint=did_you_mean(name, there.names))
+        return pa.schema([there.field(name) for name in names])
+
+    def _condition(self) -> pl.Expr | None:
+        text = self._option("where")
+        if text is None:
+            return None
+        columns = pl.DataFrame(pl.from_arrow(self._columns().empty_table())).schema
+        condition = parsed_filter(text, columns, "where")
+        if not is_by_row(condition):
+            raise UsageError(f"where {text!r} may read more than one row", hint="use df.where for it")
+        return condition
 
     def _since(self) -> int | None:
         since = self._option("since")

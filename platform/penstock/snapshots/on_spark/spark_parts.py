@@ -5,6 +5,7 @@ Planned in the driver from manifests and footers, read in tasks. `spark_entry` h
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,16 +21,24 @@ from penstock.core.errors import NotFoundError, StateMismatchError, UsageError
 from penstock.core.keygroup import ALL_HASHES, HashRange
 from penstock.core.schema import schema_from_text
 from penstock.graph.restore_plan import clip_keyed
-from penstock.kernels.keys.hashing import hash_columns
 from penstock.snapshots.access.content import StateContent, find_state, identity_of
 from penstock.snapshots.access.opening import Snapshot, open_snapshot
-from penstock.snapshots.access.reading import CHANGE, OPERATOR_STATE, changed_rows, columns_of, items_of
+from penstock.snapshots.access.pruning import (
+    ALL_ROWS,
+    Pruning,
+    hashes_of,
+    keys_within,
+    pruning_of,
+    rows_of_keys,
+    rows_that_match,
+)
+from penstock.snapshots.access.reading import CHANGE, OPERATOR_STATE, changed_rows, columns_of, items_of, keys_of
 from penstock.snapshots.rewrite.repartition import StateRange
-from penstock.snapshots.rewrite.split_points import intersected, loads_of, ranges_by_size
-from penstock.state.log.segments import key_names
+from penstock.snapshots.rewrite.split_points import intersected, loads_of, ranges_by_size, ranges_of_hashes
 
 if TYPE_CHECKING:
     from penstock.core.snapshot import KeyedStateSnapshot
+    from penstock.kernels.compiler.compile import I64
 
 #: The column of change rows with the sequence of the newer checkpoint.
 CHECKPOINT = "__checkpoint"
@@ -49,6 +58,8 @@ class StatePart(InputPartition):
     items: tuple[tuple[int, int, str], ...] = ()
     #: The only keys that are asked for.
     keys: pa.Table | None = None
+    #: The condition that rows meet, as Polars serializes it.
+    condition: bytes = b""
 
     def __init__(self, store_uri: str, **values: Any) -> None:
         """Take the fields as keywords."""
@@ -63,8 +74,11 @@ class StatePart(InputPartition):
         Raises:
             SnapshotDamagedError: a file is missing or damaged.
         """
-        for table in self._tables(schema.names):
-            shown = table if self.keys is None else _of_keys(table, self.keys)
+        condition = pl.Expr.deserialize(io.BytesIO(self.condition)) if self.condition else None
+        names = schema.names if condition is None else [*schema.names, *condition.meta.root_names()]
+        for table in self._tables(names):
+            shown = table if self.keys is None else rows_of_keys(table, self.keys)
+            shown = shown if condition is None else rows_that_match(shown, condition)
             shown = shown.select(schema.names).cast(schema).combine_chunks()
             yield from shown.to_batches(max_chunksize=_BATCH_ROWS)
 
@@ -75,7 +89,11 @@ class StatePart(InputPartition):
         elif self.before:
             yield self._changes(names)
         elif self.rows:
-            yield from _decoded(self.rows).rows(open_store(self.store_uri), names)
+            yield from _decoded(self.rows).rows(open_store(self.store_uri), names, self._hashes)
+
+    @property
+    def _hashes(self) -> I64 | None:
+        return None if self.keys is None else hashes_of(self.keys)
 
     def _changes(self, names: Sequence[str]) -> pa.Table:
         store = open_store(self.store_uri)
@@ -84,20 +102,14 @@ class StatePart(InputPartition):
         identity = identity_of(schema)
         wanted = [name for name in schema.names if name in identity or name in names]
         new, old = (
-            pl.DataFrame(pl.from_arrow(pa.concat_tables([_empty(schema, wanted), *_selected(part, store, wanted)])))
+            pl.DataFrame(
+                pl.from_arrow(pa.concat_tables([_empty(schema, wanted), *_selected(part, store, wanted, self._hashes)]))
+            )
             for part in (after, _decoded(self.before))
         )
         found = changed_rows(old, new, identity).to_arrow()
         marks = pa.array(np.full(found.num_rows, self.checkpoint, np.int64))
         return found.append_column(CHECKPOINT, marks)
-
-
-def _of_keys(table: pa.Table, keys: pa.Table) -> pa.Table:
-    """Return the rows of some keys: hashes alone may be those of others too."""
-    names = keys.column_names
-    asked, there = (pl.DataFrame(pl.from_arrow(side.select(names))) for side in (keys, table))
-    found = there.with_row_index("__place").join(asked, on=names, how="semi", nulls_equal=True)
-    return table.take(found["__place"].to_arrow())
 
 
 def _decoded(part: bytes) -> StateRange:
@@ -108,8 +120,8 @@ def _empty(schema: pa.Schema, names: Sequence[str]) -> pa.Table:
     return pa.schema([schema.field(name) for name in names]).empty_table()
 
 
-def _selected(part: StateRange, store: Any, names: Sequence[str]) -> Iterator[pa.Table]:
-    for table in part.rows(store, names):
+def _selected(part: StateRange, store: Any, names: Sequence[str], hashes: I64 | None) -> Iterator[pa.Table]:
+    for table in part.rows(store, names, hashes):
         yield table.select(names).replace_schema_metadata(None)
 
 
@@ -128,8 +140,10 @@ class StatePlan:
     asked: tuple[HashRange, ...] = (ALL_HASHES,)
     #: Bytes of files for one task.
     size: int = 128 << 20
-    #: The only keys that are asked for.
-    only: pa.Table | None = None
+    #: The only keys and namespaces that are asked for.
+    pruning: Pruning = ALL_ROWS
+    #: The condition that rows meet, as Polars serializes it.
+    condition: bytes = b""
 
     def columns(self, *, with_hash: bool) -> pa.Schema:
         """Return the columns of the rows."""
@@ -138,8 +152,7 @@ class StatePlan:
     @property
     def keys(self) -> pa.Schema:
         """Return the columns of the key; none if the state is not keyed."""
-        schema = self.state.schema
-        return pa.schema([]) if schema is None else pa.schema([schema.field(name) for name in key_names(schema)])
+        return keys_of(self.state)
 
     def of_keys(self, keys: pa.Table) -> StatePlan:
         """Return the plan for some keys: only row groups with their hashes are read.
@@ -147,26 +160,37 @@ class StatePlan:
         Raises:
             UsageError: the state is not keyed.
         """
-        names = tuple(keys.column_names)
-        if not names:
+        if not keys.column_names:
             raise UsageError(f"{self.state.uid!r} is not keyed", hint="leave keys out")
-        batches = keys.combine_chunks().to_batches(max_chunksize=max(1, keys.num_rows))
-        hashes = sorted({int(one) for batch in batches for one in hash_columns(batch, names)})
-        asked = intersected(self.asked, [HashRange(one, one) for one in hashes])
-        return replace(self, asked=asked, only=keys)
+        return replace(self, pruning=self.pruning.both(Pruning(keys)))
+
+    def where(self, condition: pl.Expr) -> StatePlan:
+        """Return the plan for rows that meet a condition, whose keys and namespaces choose what is read."""
+        pruning = self.pruning.both(pruning_of(condition, self.keys))
+        return replace(self, pruning=pruning, condition=condition.meta.serialize())
 
     def parts(self) -> list[StatePart]:
         """Return the tasks that read the live rows."""
-        uri = self.snapshot.store.uri
         if self.state.kind == "operator":
-            return [StatePart(uri, items=tuple(items_of(self.state)))]
+            return [self._part(items=tuple(items_of(self.state)))]
         found: list[StatePart] = []
-        for held in sorted(self.state.keyed, key=lambda held: held.hash_low):
+        for held in sorted(self.pruning.segments(self.state.keyed), key=lambda held: held.hash_low):
             own = HashRange(held.hash_low, held.hash_high)
             for within in intersected([own], self.asked) if held.segments else ():
-                ranges = ranges_by_size(loads_of([held]), within, self.size)
-                found += [StatePart(uri, rows=_range_of((held,), r), keys=self.only) for r in ranges]
+                found += [self._part(r, rows=_range_of((held,), r)) for r in self._ranges([held], within)]
         return found
+
+    def _ranges(self, held: Sequence[KeyedStateSnapshot], within: HashRange) -> list[HashRange]:
+        """Return the hash range of each task."""
+        loads, hashes = loads_of(held), self.pruning.hashes
+        if hashes is None:
+            return ranges_by_size(loads, within, self.size)
+        return ranges_of_hashes(loads, within, hashes, self.size)
+
+    def _part(self, within: HashRange = ALL_HASHES, **values: Any) -> StatePart:
+        keys = self.pruning.keys
+        mine = None if keys is None else keys_within(keys, within)
+        return StatePart(self.snapshot.store.uri, keys=mine, condition=self.condition, **values)
 
     def changes_since(self, sequence: int) -> list[StatePart]:
         """Return the tasks that compare the state with that of an older checkpoint; 0: all rows are new.
@@ -179,18 +203,16 @@ class StatePlan:
         """
         if self.state.kind == "operator":
             raise UsageError(f"{self.state.uid!r} is not keyed: it has no change rows", hint="read it without since")
-        old = self._before(sequence)
-        new = self.state.keyed
+        old, new = (self.pruning.segments(parts) for parts in (self._before(sequence), self.state.keyed))
         found = []
         for within in self.asked:
-            for r in ranges_by_size(loads_of([*old, *new]), within, self.size):
+            for r in self._ranges([*old, *new], within):
                 after, before = _near(new, r), _near(old, r)
                 if after != before:
                     here = _range_of(after or (_nothing(new[0]),), r)
                     there = _range_of(before or (_nothing(new[0]),), r)
                     place = self.snapshot.manifest.sequence
-                    uri = self.snapshot.store.uri
-                    found.append(StatePart(uri, rows=here, before=there, checkpoint=place, keys=self.only))
+                    found.append(self._part(r, rows=here, before=there, checkpoint=place))
         return found
 
     def _before(self, sequence: int) -> tuple[KeyedStateSnapshot, ...]:

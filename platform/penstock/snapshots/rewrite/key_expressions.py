@@ -107,10 +107,14 @@ def require_by_key(key: Sequence[KeyColumn], where: str) -> None:
         UsageError: there is one; `keys_of` must have accepted the expressions before.
     """
     for part in key:
-        tree = json.loads(part.expr().meta.serialize(format="json"))
-        if not _is_by_row(tree):
+        if not is_by_row(part.expr()):
             msg = f"{where}: key column {part.text!r} may read more than one key, but on Spark no task has all keys"
             raise UsageError(msg, hint="compute it from one key, or use --engine local")
+
+
+def is_by_row(expression: pl.Expr) -> bool:
+    """Return whether the result for a row surely depends on that row alone."""
+    return _is_by_row(json.loads(expression.meta.serialize(format="json")))
 
 
 def keeps_apart(key: Sequence[KeyColumn], old: pa.Schema) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -34,6 +34,9 @@ from penstock.snapshots.rewrite.split_points import (
 from penstock.state.log.segments import read_state
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
+if TYPE_CHECKING:
+    from penstock.kernels.compiler.compile import I64
+
 
 class StateRange(msgspec.Struct, frozen=True, kw_only=True, tag="range"):
     """Rows of one state in a hash range that one subtask will own; files are named by `number`."""
@@ -51,11 +54,13 @@ class StateRange(msgspec.Struct, frozen=True, kw_only=True, tag="range"):
         )
         return SavepointWriter(source, target, f"{self.number:05d}-").rows(empty, self.rows(source))
 
-    def rows(self, source: ObjectStore, only: Collection[str] | None = None) -> Iterator[pa.Table]:
-        """Yield the live rows, sorted by hash; with `only`, without other value columns."""
+    def rows(
+        self, source: ObjectStore, only: Collection[str] | None = None, hashes: I64 | None = None
+    ) -> Iterator[pa.Table]:
+        """Yield the live rows, sorted by hash; for `only` and `hashes` see `read_state`."""
         within = HashRange(self.low, self.high)
         for state in self.held:
-            yield from read_state(state, lambda ref: read_file(source, ref), within, only=only)
+            yield from read_state(state, lambda ref: read_file(source, ref), within, only=only, hashes=hashes)
 
 
 class WriteTask(Protocol):

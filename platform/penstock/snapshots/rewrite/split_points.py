@@ -19,6 +19,7 @@ from penstock.state.memory.limits import PRODUCTION
 
 if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
+    from penstock.kernels.compiler.compile import I64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +159,21 @@ def ranges_by_size(loads: Loads, within: HashRange, size: int) -> list[HashRange
     wanted = np.rint(np.interp(total * np.arange(1, count) / count, below, edges))
     inner = {within.low + int(offset) for offset in wanted if 0 < offset < hashes}
     return [HashRange(low, high - 1) for low, high in pairwise(sorted({within.low, *inner, within.high + 1}))]
+
+
+def ranges_of_hashes(loads: Loads, within: HashRange, hashes: I64, size: int) -> list[HashRange]:
+    """Return ranges that hold the sorted `hashes` of `within`, each with at most about `size` bytes to read for them.
+
+    A hash costs a small file or a row group in each load around it.
+    """
+    mine = hashes[(hashes >= within.low) & (hashes <= within.high)]
+    if not len(mine):
+        return []
+    span = HashRange(int(mine[0]), int(mine[-1]))
+    files = len(loads.parts(span)[2])
+    cost = min(loads.within(span), float(len(mine) * files * PRODUCTION.whole_file_bytes))
+    count = max(1, min(int(-(-cost // max(1, size))), len(mine)))
+    return [HashRange(int(part[0]), int(part[-1])) for part in np.array_split(mine, count)]
 
 
 def _distance(low: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -92,7 +92,9 @@ class SegmentFile:
     def within(self, wanted: HashRange) -> list[RowGroup]:
         """Return the row groups that may have rows in a range, in file order."""
         near = [g for g in self.groups if g.low <= wanted.high and wanted.low <= g.high]
-        return near if self._hashes is None else [g for g in near if has_hash_in(self._hashes, g.low, g.high)]
+        if self._hashes is None:
+            return near
+        return [g for g in near if has_hash_in(self._hashes, max(g.low, wanted.low), min(g.high, wanted.high))]
 
     def namespaces_of(self, group: RowGroup) -> tuple[int, int]:
         """Return the lowest and highest namespace of a row group, or of the file if the footer has no statistics."""
