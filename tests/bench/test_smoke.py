@@ -52,6 +52,16 @@ def test_row_states_on_disk_count_each_order_once():
 
 
 @pytest.mark.nightly
+def test_options_of_a_read_choose_bytes_and_no_other_rows():
+    command = [sys.executable, "-m", "tests.bench.read_state", "--rows", "1100000"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, cwd=HERE.parents[1])
+    assert done.returncode == 0, done.stderr
+    _, one_key, _, columns = map(json.loads, done.stdout.splitlines())
+    assert (one_key["rows"], columns["rows"]) == (1, 1_100_000)
+    assert one_key["read_share"] < 0.2
+
+
+@pytest.mark.nightly
 def test_a_state_that_spark_rewrites_has_the_same_rows():
     command = [sys.executable, "-m", "tests.bench.rewrite_state", "--rows", "60000"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, cwd=HERE.parents[1])
