@@ -304,7 +304,7 @@ def test_a_crash_in_native_code_is_told_with_the_line_that_called_it(cluster, tm
     code, text = said(tmp_path, *run)
     assert code == 1, text
     crash = "it was killed by SIGSEGV at job.py:18 in checked, in native code that this line calls: update that library"
-    assert f"{crash}, or replace it (`penstock logs endless`" in " ".join(text.split())
+    assert f"{crash}, or replace it (`penstock logs endless --cluster {cluster.rest_url}`" in " ".join(text.split())
     assert "line 18 in checked" in penstock(cluster, "logs", "endless")
 
 

@@ -315,7 +315,15 @@ class JobHandle:
         entries = history.get("exceptionHistory", {}).get("entries", [])
         line = str(entries[0]["exceptionName"]) if entries else detail.splitlines()[-1]
         hint = "" if line.endswith(")") else "PENSTOCK_TRACEBACK=1 prints all frames"
+        if not self.embedded and entries and _has_log(entries[0]):
+            hint = f"`{self.command('logs')}` prints its log"
         return job_failed(self.name, line, detail, hint)
+
+
+def _has_log(entry: dict[str, Any]) -> bool:
+    """Return whether a failure is the loss of a worker that left lines in its log."""
+    lost = bool(entry.get("endpoint")) and not entry.get("taskName")
+    return lost and entry.get("stacktrace") != entry["exceptionName"]
 
 
 def _require_ms(timeout_ms: object) -> None:

@@ -18,14 +18,14 @@ class Client:
 
     url = "http://127.0.0.1:1"
 
-    def __init__(self, name):
-        self.name = name
+    def __init__(self, name, **entry):
+        self.entry = {"exceptionName": name, **entry}
 
     def job_after(self, job_id, wait_ms):
         return {"state": "FAILED"}
 
     def exceptions(self, job_id):
-        return {"root-exception": DETAIL, "exceptionHistory": {"entries": [{"exceptionName": self.name}]}}
+        return {"root-exception": DETAIL, "exceptionHistory": {"entries": [self.entry]}}
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,17 @@ def test_a_failed_job_is_told_in_one_line_with_a_way_out(monkeypatch, line, said
     with pytest.raises(JobFailedError) as raised:
         JobHandle(Client(line), "1", "totals").wait()
     assert str(raised.value) == f"job totals failed: {said}"
+
+
+@pytest.mark.parametrize(
+    ("embedded", "way"),
+    [(False, "`penstock logs totals` prints its log"), (True, "PENSTOCK_TRACEBACK=1 prints all frames")],
+)
+def test_the_log_of_a_lost_worker_is_named_while_its_cluster_runs(monkeypatch, embedded, way):
+    monkeypatch.delenv("PENSTOCK_TRACEBACK", raising=False)
+    client = Client("worker w was lost", endpoint="w", taskName=None, stacktrace="its last lines")
+    with pytest.raises(JobFailedError, match=f"worker w was lost .{way}."):
+        JobHandle(client, "1", "totals", embedded=embedded).wait()
 
 
 def test_the_whole_traceback_comes_when_asked_for(monkeypatch):
