@@ -1,5 +1,6 @@
 """Flink's command line, from its own distribution, on running penstock jobs."""
 
+import json
 import re
 from pathlib import Path
 
@@ -33,7 +34,9 @@ def test_list_savepoint_stop_and_dispose(flink, place, tmp_path):
     assert (taken / "manifest.json").exists()
     assert place.state(job) == "RUNNING"
 
-    assert path_in(flink("stop", "--savepointPath", str(target), job), target) != taken
+    native = path_in(flink("stop", "--type", "native", "--savepointPath", str(target), job), target)
+    formats = [json.loads((folder / "manifest.json").read_text())["native"] for folder in (taken, native)]
+    assert formats == [False, True]
     place.wait(job, "FINISHED")
     assert f"{job} : lasting (FINISHED)" in flink("list", "-a")
 

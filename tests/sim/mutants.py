@@ -31,6 +31,7 @@ from penstock.jobmanager.checkpoints.savepoint_copy import SavepointCopy
 from penstock.jobmanager.deploy import job_log as recover
 from penstock.jobmanager.master import job_master
 from penstock.jobmanager.messages.commands import DeleteEntries
+from penstock.jobmanager.messages.events import CopyTarget
 from penstock.kernels.aggregates import pages
 from penstock.network.credit import GateCredit
 from penstock.network.input_gate import InputGate
@@ -107,7 +108,7 @@ def _delete_on_abort(patch: Patch) -> None:
     abort = Checkpointing._abort
 
     def tidy(self: Checkpointing, pending: Any, reason: str, now_ms: int) -> Any:
-        draft = checkpoint_entry(self._running(), pending, (), ("", now_ms))
+        draft = checkpoint_entry(self._running(), pending, (), (CopyTarget(), now_ms))
         return [*abort(self, pending, reason, now_ms), DeleteEntries((), tuple(sorted(files_of(draft))))]
 
     patch.setattr(Checkpointing, "_abort", tidy)
@@ -410,6 +411,18 @@ def _parts_share_names(patch: Patch) -> None:
     patch.setattr(savepoint_copy.SavepointWriter, "_put", numbered)
 
 
+def _native_by_number(patch: Patch) -> None:
+    """The files of a native savepoint are named after the position in their log, which is that of one subtask."""
+    native = savepoint_copy.SavepointWriter.native_state
+
+    def numbered(self: Any, state: Any) -> Any:
+        places = {segment.file: segment.position for segment in state.segments}
+        self._segment_file = lambda folder, ref: self._put(f"{folder}/part-{places[ref]}.parquet", self._read(ref))
+        return native(self, state)
+
+    patch.setattr(savepoint_copy.SavepointWriter, "native_state", numbered)
+
+
 _SAVED = {"phases": [Phase(2, "stop"), Phase(2, "finish", from_savepoint=True)]}
 _STAGES = [Phase(1, "cancel"), Phase(2, "cancel"), Phase(1, "cancel"), Phase(1, "finish")]
 _LONG = {"input_ms": 3000.0, "size_ms": 400, "slide_ms": 400, "inline_bytes": 0, "phases": [Phase(2, "finish")]}
@@ -586,5 +599,6 @@ MUTANTS = (
         seeds=20,
     ),
     Mutant("savepoint sealed after its first part", _sealed_early, {}, {}, _SAVED, likely=2),
-    Mutant("files of a savepoint's parts share names", _parts_share_names, {}, {}, _SAVED, likely=2),
+    Mutant("files of a native savepoint named by position", _native_by_number, {}, {}, _SAVED, likely=2),
+    Mutant("files of a savepoint's parts share names", _parts_share_names, {}, {}, _SAVED),
 )

@@ -166,6 +166,6 @@ class Nemesis:
         if leader is None or leader.dead or leader.master is None:
             return False
         name = self._world.next_name("savepoint")
-        event = ev.SavepointRequested(name, f"{self._world.root}/sim/savepoints/{name}")
+        event = ev.SavepointRequested(name, f"{self._world.root}/sim/savepoints/{name}", native=self._world.native)
         self._world.scheduler.at(0.1, "savepoint", lambda: leader.post(event), owner=leader.owner)
         return True

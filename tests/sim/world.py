@@ -49,6 +49,8 @@ class World:
         self.plan = plan
         self.swarm = swarm
         self.scheduler = Scheduler(seed)
+        #: Whether savepoints have the files of their checkpoints as they are.
+        self.native = seed % 2 == 0
         self.random = self.scheduler.random
         self.clock = self.scheduler.clock
         self.checks = Checks(self)
@@ -360,7 +362,9 @@ class World:
             if run.phase.end in ("stop", "drain"):
                 name = self.next_name("stop")
                 run.stop_uris.append(f"{self.root}/sim/savepoints/{name}")
-                request: ev.Event = ev.StopRequested(name, run.stop_uris[-1], drain=run.phase.end == "drain")
+                request: ev.Event = ev.StopRequested(
+                    name, run.stop_uris[-1], drain=run.phase.end == "drain", native=self.native
+                )
                 self.scheduler.at(0.1, "stop", lambda: leader.post(request), owner=leader.owner)
             elif run.phase.end == "cancel":
                 self.scheduler.at(0.1, "cancel", lambda: leader.post(ev.CancelRequested()), owner=leader.owner)

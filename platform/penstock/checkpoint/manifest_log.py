@@ -55,6 +55,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     barrier: str = ""
     #: Savepoint: path of its self-contained copy; seal/end: a reason.
     note: str = ""
+    #: Savepoint, stop and drain: its copy has the files of the checkpoint as they are.
+    native: bool = False
     #: Stop and drain: id of the request, so that the next leader can answer it.
     request: str = ""
     #: Savepoint: folder of the job it was taken of.

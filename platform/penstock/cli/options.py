@@ -30,6 +30,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 SettingsOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")]
 
+NativeOption = Annotated[
+    bool, typer.Option("--native", help="Copy the checkpoint's files as they are: sooner, and only for penstock.")
+]
 TokenOption = Annotated[str, typer.Option(help="Calls with the same token count once.")]
 
 SecurityOption = Annotated[

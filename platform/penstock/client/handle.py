@@ -145,11 +145,13 @@ class JobHandle:
         drain: bool = False,
         target: str | None = None,
         token: str = "",
+        native: bool = False,
         timeout_ms: float = 300_000,
         progress: OperationWatch | None = None,
     ) -> str:
         """Stop the job with a savepoint; return its URI.
 
+        A `native` one has the checkpoint's files as they are: it is written sooner, and only penstock reads it.
         Calls with the same token count once, also across a JobManager restart. `progress` says what it waits for.
 
         Raises:
@@ -159,7 +161,7 @@ class JobHandle:
         place = _target_uri(target)
 
         def ask(request_id: str) -> str:
-            return self.client.stop(self.job_id, drain=drain, target=place, token=request_id)
+            return self.client.stop(self.job_id, drain=drain, target=place, token=request_id, native=native)
 
         return self._run_savepoint("stop", ask, token, timeout_ms, progress)
 
@@ -168,18 +170,19 @@ class JobHandle:
         target: str | None = None,
         *,
         token: str = "",
+        native: bool = False,
         timeout_ms: float = 300_000,
         progress: OperationWatch | None = None,
     ) -> str:
         """Take a savepoint of the running job; return its URI.
 
         Calls with the same token count once; across a JobManager restart it is taken again under the
-        same name. Raises like `stop`.
+        same name. `native` as in `stop`, which raises the same errors.
         """
         place = _target_uri(target)
 
         def ask(request_id: str) -> str:
-            return self.client.savepoint(self.job_id, place, token=request_id)
+            return self.client.savepoint(self.job_id, place, token=request_id, native=native)
 
         return self._run_savepoint("savepoint", ask, token, timeout_ms, progress)
 

@@ -273,18 +273,20 @@ class RestClient:
         """Cancel a job; its checkpoints are retained."""
         self._send("PATCH", _job(job_id), params={"mode": "cancel"})
 
-    def stop(self, job_id: str, *, drain: bool = False, target: str | None = None, token: str = "") -> str:
+    def stop(
+        self, job_id: str, *, drain: bool = False, target: str | None = None, token: str = "", native: bool = False
+    ) -> str:
         """Start a stop with savepoint; return the request id for `savepoint_status` (the token, if one is given)."""
-        body = {"drain": drain, "targetDirectory": target, **_trigger_id(token)}
+        body = {"drain": drain, "targetDirectory": target, **_format_type(native=native), **_trigger_id(token)}
         with self._checking(f"it tests whether {target} can be written" if target else ""):
             return str(self._send("POST", _job(job_id, "/stop"), body=body)["request-id"])
 
-    def savepoint(self, job_id: str, target: str | None = None, *, token: str = "") -> str:
+    def savepoint(self, job_id: str, target: str | None = None, *, token: str = "", native: bool = False) -> str:
         """Start a savepoint; return the request id for `savepoint_status` (the token, if one is given).
 
         Requests with the same token (32 hex digits) count once, as long as the same JobManager runs.
         """
-        body = {"target-directory": target, "cancel-job": False, **_trigger_id(token)}
+        body = {"target-directory": target, "cancel-job": False, **_format_type(native=native), **_trigger_id(token)}
         with self._checking(f"it tests whether {target} can be written" if target else ""):
             return str(self._send("POST", _job(job_id, "/savepoints"), body=body)["request-id"])
 
@@ -538,6 +540,10 @@ def _job(job_id: str, view: str = "") -> str:
 def _own(job_id: str, view: str) -> str:
     """Return a path that Flink does not have."""
     return f"/v1/penstock/jobs/{_part(job_id)}{view}"
+
+
+def _format_type(*, native: bool) -> dict[str, str]:
+    return {"formatType": "NATIVE"} if native else {}
 
 
 def _trigger_id(token: str) -> dict[str, str]:

@@ -237,7 +237,7 @@ class Dispatcher:
         """Cancel the job and keep its checkpoints. Returns at once; see `wait`."""
         self._find(job).post(CancelRequested())
 
-    async def stop(self, job: str, *, drain: bool = False, uri: str = "", token: str = "") -> str:
+    async def stop(self, job: str, *, drain: bool = False, uri: str = "", token: str = "", native: bool = False) -> str:
         """Stop with a savepoint under `uri` (default: `<checkpoint root>/<job>/savepoints`); return a request id.
 
         Raises:
@@ -246,10 +246,10 @@ class Dispatcher:
         found, request_id = self._find(job), token or self._parts.rand.token()
         if self.changes.is_repeated(found, request_id, "stop"):
             return request_id
-        event = StopRequested(request_id, await savepoint_target(found, uri, request_id, probe=True), drain)
-        return self.changes.operate(found, request_id, event)
+        place = await savepoint_target(found, uri, request_id, probe=True)
+        return self.changes.operate(found, request_id, StopRequested(request_id, place, drain, native))
 
-    async def savepoint(self, job: str, uri: str = "", *, token: str = "") -> str:
+    async def savepoint(self, job: str, uri: str = "", *, token: str = "", native: bool = False) -> str:
         """Take a savepoint; return a request id (the token, if one is given). Requests with the same token are one.
 
         Raises:
@@ -258,7 +258,7 @@ class Dispatcher:
         found, request_id = self._find(job), token or self._parts.rand.token()
         probe = not self.changes.is_repeated(found, request_id, "savepoint")
         place = await savepoint_target(found, uri, request_id, probe=probe)
-        return self.changes.operate(found, request_id, SavepointRequested(request_id, place))
+        return self.changes.operate(found, request_id, SavepointRequested(request_id, place, native))
 
     async def trigger_checkpoint(self, job: str) -> str:
         """Take a checkpoint now; return a request id."""

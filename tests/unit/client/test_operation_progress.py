@@ -69,7 +69,7 @@ class Waits:
     def __init__(self):
         self.asked, self.summaries = [], iter([summary(), summary(), summary(calls=[CALL])])
 
-    def stop(self, job_id, *, drain, target, token):
+    def stop(self, job_id, *, drain, target, token, native):
         self.asked.append(token)
 
     def savepoint_status(self, job_id, request_id):

@@ -1,9 +1,9 @@
-"""Flink's `triggerId` in a request's body."""
+"""Flink's `triggerId` and `formatType` in a request's body."""
 
 import pytest
 
 from penstock.core.errors import UsageError
-from penstock.rest.flink.request_fields import trigger_id
+from penstock.rest.flink.request_fields import is_native, trigger_id
 
 
 def test_given_or_not():
@@ -15,3 +15,11 @@ def test_given_or_not():
 def test_anything_else_is_refused(bad):
     with pytest.raises(UsageError, match="32 hex digits"):
         trigger_id({"triggerId": bad})
+
+
+def test_a_savepoint_is_canonical_unless_asked():
+    assert not is_native({})
+    assert not is_native({"formatType": "CANONICAL"})
+    assert is_native({"formatType": "NATIVE"})
+    with pytest.raises(UsageError, match=r"formatType 'native' is unknown \(send CANONICAL or NATIVE\)"):
+        is_native({"formatType": "native"})

@@ -15,6 +15,7 @@ from rich.table import Table
 from penstock.cli.options import (
     ClusterOption,
     JsonOption,
+    NativeOption,
     TokenOption,
     cluster_file,
     connect,
@@ -159,6 +160,7 @@ def stop(
     target: Annotated[
         str | None, typer.Option(help="Folder or URI for the savepoint; default: the job's folder.")
     ] = None,
+    native: NativeOption = False,
     token: TokenOption = "",
     cluster: ClusterOption = None,
     json: JsonOption = False,
@@ -171,7 +173,7 @@ def stop(
         found = job_to_change(client, job, cluster, token)
         progress = None if json else OperationProgress(say)
         with _continues_after_interrupt("stop", found):
-            uri = found.stop(drain=drain, target=target, token=token, progress=progress)
+            uri = found.stop(drain=drain, target=target, token=token, native=native, progress=progress)
     _print_savepoint(found, uri, as_json=json)
 
 
@@ -181,6 +183,7 @@ def savepoint(
         str | None, typer.Argument(help="Folder or URI for the savepoint; default: the job's folder.")
     ] = None,
     *,
+    native: NativeOption = False,
     token: TokenOption = "",
     cluster: ClusterOption = None,
     json: JsonOption = False,
@@ -193,7 +196,7 @@ def savepoint(
         found = job_to_change(client, job, cluster, token)
         progress = None if json else OperationProgress(say)
         with _continues_after_interrupt("savepoint", found):
-            location = found.savepoint(uri, token=token, progress=progress)
+            location = found.savepoint(uri, token=token, native=native, progress=progress)
     _print_savepoint(found, location, as_json=json)
 
 

@@ -32,6 +32,8 @@ class _Record:
     failure: str = ""
     sequence: int | None = None
     path: str = ""
+    #: Whether its copy is a native savepoint.
+    native: bool = False
     #: Number of objects written for it, including the manifest.
     objects: int = 0
     #: Totals up to the checkpoint that its attempt restored.
@@ -78,6 +80,7 @@ class _Record:
             failure=self.failure,
             sequence=self.sequence,
             path=self.path,
+            native=self.native,
             objects=self.objects,
             processed_bytes=sum(ack.metrics.processed_bytes for ack in self.acks.values()),
             buffered_bytes=sum(ack.metrics.buffered_bytes for ack in self.acks.values()),
@@ -148,11 +151,11 @@ class CheckpointHistory:
         if record.kind != "savepoint":
             self.latest_id = checkpoint_id
 
-    def saved(self, checkpoint_id: int, uri: str) -> None:
+    def saved(self, checkpoint_id: int, uri: str, *, native: bool = False) -> None:
         """Record that the checkpoint's self-contained copy was written."""
         record = self._find(checkpoint_id)
         if record is not None:
-            record.path, record.shown = uri, None
+            record.path, record.native, record.shown = uri, native, None
             self._latest["savepoint"] = record.view()
 
     def aborted(self, checkpoint_id: int, reason: str, now_ms: int) -> None:

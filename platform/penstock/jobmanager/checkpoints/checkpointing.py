@@ -45,7 +45,7 @@ from penstock.jobmanager.messages.commands import (
     OperationEnded,
     SendToWorker,
 )
-from penstock.jobmanager.messages.events import BarrierRequested, request_of
+from penstock.jobmanager.messages.events import NO_COPY, BarrierRequested, CopyTarget, request_of
 from penstock.rpc.messages import (
     CheckpointAborted,
     CheckpointAck,
@@ -173,11 +173,14 @@ def aborted_commands(deployment: Deployment, checkpoint_id: int) -> list[Command
 
 
 def checkpoint_entry(
-    deployment: Deployment, pending: PendingCheckpoint, uncommitted: tuple[Committable, ...], noted: tuple[str, int]
+    deployment: Deployment,
+    pending: PendingCheckpoint,
+    uncommitted: tuple[Committable, ...],
+    noted: tuple[CopyTarget, int],
 ) -> Manifest:
-    """Return the entry of a fully acknowledged checkpoint; `noted` holds its copy's URI and the time (ms)."""
+    """Return the entry of a fully acknowledged checkpoint; `noted` holds its copy's target and the time (ms)."""
     graph, ids = deployment.graph, deployment.ids
-    uri, now_ms = noted
+    target, now_ms = noted
     return Manifest(
         kind="savepoint" if pending.kind is BarrierKind.SAVEPOINT else "checkpoint",
         sequence=0,
@@ -195,7 +198,8 @@ def checkpoint_entry(
         pending=uncommitted,
         runs=(ids.run_id,),
         barrier=pending.label,
-        note=uri,
+        note=target.uri,
+        native=target.native,
         request=pending.request_id if pending.kind.ends_job else "",
     )
 
@@ -256,10 +260,10 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request without an answer: when it was made (-1: under an earlier leader), and where its copy is written."""
+    """A request without an answer: when it was made (-1: under an earlier leader), and the target of its copy."""
 
     asked_ms: int
-    uri: str = ""
+    target: CopyTarget = NO_COPY
     #: A rescale or upgrade made it; its answer is a `ChangeCheckpoint`.
     for_change: bool = False
 
@@ -415,7 +419,8 @@ class Checkpointing:
         uri = manifest.note if manifest.barrier in ("stop", "drain") else ""
         request_id, self._undecided_stop = self._undecided_stop or manifest.request, ""
         if request_id:
-            self._requests.setdefault(request_id, _Request(-1, uri, for_change))
+            known = _Request(-1, CopyTarget(uri, native=manifest.native), for_change)
+            self._requests.setdefault(request_id, known)
         self.final_checkpoint = FinalCheckpoint(manifest, uri, request_id, now_ms + timeout)
         return self._advance_ending()
 
@@ -442,13 +447,13 @@ class Checkpointing:
 
     # --- requests --------------------------------------------------------------------------------------------------
 
-    def request(self, kind: BarrierKind, request_id: str, uri: str, now_ms: int) -> list[CheckpointCommand]:
+    def request(self, kind: BarrierKind, request_id: str, target: CopyTarget, now_ms: int) -> list[CheckpointCommand]:
         """Request a checkpoint, savepoint or stop for a user."""
         if self.final_checkpoint is not None and self.final_checkpoint.request_id == request_id:
             return []  # repeated request; this leader is already carrying it out
         if self._coordinator is None or self.final_checkpoint is not None:
             return [OperationEnded(request_id, error=f"the job is not running {RESUME_HINT}")]
-        self._requests[request_id] = _Request(now_ms, uri)
+        self._requests[request_id] = _Request(now_ms, target)
         return self._translate(self._coordinator.request(kind, request_id, now_ms), now_ms)
 
     def request_for_change(self, request_id: str, now_ms: int, *, stop_uri: str = "") -> list[CheckpointCommand]:
@@ -458,7 +463,7 @@ class Checkpointing:
         """
         if self._coordinator is None or self.final_checkpoint is not None:
             return [ChangeCheckpoint(request_id, None, f"the job is not running {RESUME_HINT}")]
-        self._requests[request_id] = _Request(now_ms, stop_uri, for_change=True)
+        self._requests[request_id] = _Request(now_ms, CopyTarget(stop_uri), for_change=True)
         if stop_uri:
             return self._translate(self._coordinator.request(BarrierKind.STOP, request_id, now_ms), now_ms)
         return self._translate(self._coordinator.join(request_id, now_ms), now_ms)
@@ -515,7 +520,7 @@ class Checkpointing:
         """End the coordinator for a change of the job; return the user requests that are still unanswered."""
         taken = self._coordinator.withdraw() if self._coordinator is not None else ()
         found = [(kind, request_id, self._requests.pop(request_id, _Request(-1))) for kind, request_id in taken]
-        return [request_of(kind, request_id, known.uri) for kind, request_id, known in found if not known.for_change]
+        return [request_of(kind, request_id, known.target) for kind, request_id, known in found if not known.for_change]
 
     @property
     def inputs_ended(self) -> bool:
@@ -576,7 +581,7 @@ class Checkpointing:
         decided = coordinator.appended(current.checkpoint_id, now_ms)
         oldest = coordinator.oldest_id
         self._published = {known: newest for known, newest in self._published.items() if newest >= oldest}
-        uri = self._uri_of(current)
+        uri = self._target_of(current).uri
         commands: list[CheckpointCommand] = []
         if current.kind is BarrierKind.SAVEPOINT:
             commands += self._copy(manifest, current.request_id, uri)
@@ -614,7 +619,7 @@ class Checkpointing:
         del self._copying[message.savepoint_id]
         checkpoint_id = copying.manifest.checkpoint_id or 0
         if not message.error:
-            self.history.saved(checkpoint_id, message.uri)
+            self.history.saved(checkpoint_id, message.uri, native=copying.manifest.native)
         ending = self.final_checkpoint
         if ending is None or ending.manifest.checkpoint_id != checkpoint_id:
             return [self._answer(OperationEnded(message.savepoint_id, message.uri, checkpoint_id, message.error))]
@@ -654,7 +659,7 @@ class Checkpointing:
                 case LetOvertake(pending):
                     commands += overtake_commands(self._running(), pending)
                 case AppendCheckpoint(pending):
-                    noted = self._uri_of(pending), now_ms
+                    noted = self._target_of(pending), now_ms
                     draft = checkpoint_entry(self._running(), pending, self._uncommitted(pending), noted)
                     commands.append(AppendManifest(pending.tag, self._withheld.stamped(draft)))
                 case AbortCheckpoint(pending, reason):
@@ -681,10 +686,10 @@ class Checkpointing:
             commands.append(self._answer(OperationEnded(pending.request_id, error=reason)))
         return commands
 
-    def _uri_of(self, pending: PendingCheckpoint) -> str:
-        """Return where the copy of a checkpoint is written; empty if it has none."""
+    def _target_of(self, pending: PendingCheckpoint) -> CopyTarget:
+        """Return the target of a checkpoint's copy; empty if it has none."""
         known = self._requests.get(pending.request_id)
-        return known.uri if known is not None else ""
+        return known.target if known is not None else NO_COPY
 
     def _answer(self, answer: OperationEnded, checkpoint: Manifest | None = None) -> OperationEnded | ChangeCheckpoint:
         """Return the answer to a request of a user, or to one of a change of the job."""

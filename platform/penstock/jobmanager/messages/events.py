@@ -147,12 +147,24 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyTarget:
+    """Where a checkpoint is copied to as a savepoint (empty: nowhere), and whether its files are copied as they are."""
+
+    uri: str = ""
+    native: bool = False
+
+
+NO_COPY = CopyTarget()
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """A user asked to stop the job with a savepoint under `uri`."""
 
     request_id: str
     uri: str
     drain: bool = False
+    native: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +173,7 @@ class SavepointRequested:
 
     request_id: str
     uri: str
+    native: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,19 +263,21 @@ Event = (
 )
 
 
-def barrier_of(event: BarrierRequested) -> tuple[BarrierKind, str]:
-    """Return the kind of checkpoint that a user requested, and the URI of its copy."""
+def barrier_of(event: BarrierRequested) -> tuple[BarrierKind, CopyTarget]:
+    """Return the kind of checkpoint that a user requested, and the target of its copy."""
     match event:
-        case StopRequested(_, uri, drain):
-            return (BarrierKind.DRAIN if drain else BarrierKind.STOP), uri
-        case SavepointRequested(_, uri):
-            return BarrierKind.SAVEPOINT, uri
+        case StopRequested(_, uri, drain, native):
+            return (BarrierKind.DRAIN if drain else BarrierKind.STOP), CopyTarget(uri, native)
+        case SavepointRequested(_, uri, native):
+            return BarrierKind.SAVEPOINT, CopyTarget(uri, native)
         case CheckpointRequested():
-            return BarrierKind.CHECKPOINT, ""
+            return BarrierKind.CHECKPOINT, NO_COPY
 
 
-def request_of(kind: BarrierKind, request_id: str, uri: str) -> BarrierRequested:
-    """Return the request for a kind and URI; the inverse of `barrier_of`."""
+def request_of(kind: BarrierKind, request_id: str, target: CopyTarget) -> BarrierRequested:
+    """Return the request for a kind and target; the inverse of `barrier_of`."""
     if kind.ends_job:
-        return StopRequested(request_id, uri, drain=kind is BarrierKind.DRAIN)
-    return SavepointRequested(request_id, uri) if kind is BarrierKind.SAVEPOINT else CheckpointRequested(request_id)
+        return StopRequested(request_id, target.uri, drain=kind is BarrierKind.DRAIN, native=target.native)
+    if kind is BarrierKind.SAVEPOINT:
+        return SavepointRequested(request_id, target.uri, native=target.native)
+    return CheckpointRequested(request_id)

@@ -201,6 +201,8 @@ class CheckpointView(_View, frozen=True, kw_only=True):
     sequence: int | None = None
     #: Location of the savepoint or manifest.
     path: str = ""
+    #: Whether the savepoint has the files of the checkpoint as they are.
+    native: bool = False
     #: Objects written for it: files that no earlier checkpoint references, and the manifest.
     objects: int = 0
     #: Input that subtasks processed between their first and last barriers.

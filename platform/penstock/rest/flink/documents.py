@@ -246,6 +246,10 @@ def checkpoints(view: CheckpointsView) -> Json:
     }
 
 
+def _format(view: CheckpointView) -> str:
+    return "NATIVE" if view.native else "CANONICAL"
+
+
 def checkpoint(view: CheckpointView) -> Json:
     """Return an entry of the checkpoint history."""
     document: Json = {
@@ -253,7 +257,7 @@ def checkpoint(view: CheckpointView) -> Json:
         "id": view.id,
         "status": view.status,
         "is_savepoint": view.kind in ("savepoint", "stop", "drain"),
-        "savepointFormat": "CANONICAL" if view.kind in ("savepoint", "stop", "drain") else None,
+        "savepointFormat": _format(view) if view.kind in ("savepoint", "stop", "drain") else None,
         "trigger_timestamp": view.trigger_ms,
         "latest_ack_timestamp": view.end_ms,
         "checkpointed_size": view.new_bytes,

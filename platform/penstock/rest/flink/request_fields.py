@@ -21,6 +21,14 @@ def is_count(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
+def is_native(body: Mapping[str, Any]) -> bool:
+    """Return whether a body asks for a native savepoint, by Flink's `formatType`. Raises UsageError."""
+    given = body.get("formatType") or "CANONICAL"
+    if given not in ("CANONICAL", "NATIVE"):
+        raise UsageError(f"formatType {given!r} is unknown", hint="send CANONICAL or NATIVE")
+    return bool(given == "NATIVE")
+
+
 _FORM = re.compile(r"[0-9a-f]{32}")
 
 

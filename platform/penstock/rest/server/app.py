@@ -23,7 +23,7 @@ from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.core.secrets import redact
 from penstock.rest.diagnose import job_watch as watch
 from penstock.rest.flink import documents as flink_json
-from penstock.rest.flink.request_fields import trigger_id
+from penstock.rest.flink.request_fields import is_native, trigger_id
 from penstock.rest.jobs import job_routes, metric_routes, observation_routes, operation_routes, process_routes
 from penstock.rest.jobs.observation_routes import budget
 from penstock.rest.server import fast_routes, web
@@ -181,16 +181,17 @@ def _add_operation_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
     async def stop(job_id: str, request: Request) -> dict[str, Any]:
         body = await _body(request)
         uri = str(body.get("targetDirectory") or "")
-        token = trigger_id(body)
-        return {"request-id": await dispatcher.stop(job_id, drain=bool(body.get("drain")), uri=uri, token=token)}
+        token, native, drain = trigger_id(body), is_native(body), bool(body.get("drain"))
+        return {"request-id": await dispatcher.stop(job_id, drain=drain, uri=uri, token=token, native=native)}
 
     @router.post("/jobs/{job_id}/savepoints", status_code=202)
     async def savepoint(job_id: str, request: Request) -> dict[str, Any]:
         body = await _body(request)
         uri = str(body.get("target-directory") or "")
+        token, native = trigger_id(body), is_native(body)
         if body.get("cancel-job"):
-            return {"request-id": await dispatcher.stop(job_id, uri=uri, token=trigger_id(body))}
-        return {"request-id": await dispatcher.savepoint(job_id, uri, token=trigger_id(body))}
+            return {"request-id": await dispatcher.stop(job_id, uri=uri, token=token, native=native)}
+        return {"request-id": await dispatcher.savepoint(job_id, uri, token=token, native=native)}
 
     @router.post("/jobs/{job_id}/checkpoints", status_code=202)
     async def checkpoint(job_id: str) -> dict[str, Any]:

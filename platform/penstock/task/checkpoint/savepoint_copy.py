@@ -48,7 +48,7 @@ def write_part(part: Manifest, source: ObjectStore, target: ObjectStore) -> Mani
         writer = SavepointWriter(source, target, f"{subtask.subtask:05d}-")
         return msgspec.structs.replace(
             subtask,
-            keyed=tuple(map(writer.state, subtask.keyed)),
+            keyed=tuple(map(writer.native_state if part.native else writer.state, subtask.keyed)),
             committables=tuple(map(output, subtask.committables)),
         )
 
@@ -95,6 +95,19 @@ class SavepointWriter:
         """Write one subtask's rows of one state; the result has them as its only segments."""
         return self.rows(state, read_state(state, self._read))
 
+    def native_state(self, state: KeyedStateSnapshot) -> KeyedStateSnapshot:
+        """Copy the files of one subtask's state as they are.
+
+        A file is named after its place in the checkpoint: subtasks that share one after a rescale write the same.
+        """
+        return msgspec.structs.replace(
+            state,
+            segments=tuple(
+                msgspec.structs.replace(segment, file=self._segment_file(f"{state.uid}/{state.state}", segment.file))
+                for segment in state.segments
+            ),
+        )
+
     def rows(self, state: KeyedStateSnapshot, tables: Iterator[pa.Table]) -> KeyedStateSnapshot:
         """Write rows, sorted by hash and with the columns of the state's segments, as the state's new segments."""
         schema = schema_from_text(state.schema)
@@ -134,6 +147,11 @@ class SavepointWriter:
         number = self._parts[folder] = self._parts.get(folder, -1) + 1
         file = self._put(f"{folder}/part-{self._prefix}{number:05d}.parquet", encoded.data)
         return segment_of(encoded, file, "savepoint")
+
+    def _segment_file(self, folder: str, ref: FileRef) -> FileRef:
+        if ref.inline is not None:
+            return ref
+        return self._put(f"{folder}/part-{_digest(f'{ref.path}@{ref.offset}')}-00000.parquet", self._read(ref))
 
     def _copy(self, ref: FileRef) -> FileRef:
         if ref.inline is not None:

@@ -121,19 +121,21 @@ def successor(world_of, world):
     return found
 
 
-@pytest.mark.parametrize("drain", [False, True])
-def test_the_next_leader_answers_the_stop_it_finds_in_the_log(world_of, drain):
+@pytest.mark.parametrize(("drain", "native"), [(False, False), (True, True)])
+def test_the_next_leader_answers_the_stop_it_finds_in_the_log(world_of, drain, native):
+    request = ev.StopRequested("req", "memory://sp", drain, native)
     world = world_of().start()
     world.deaf.add(msg.SealSavepoint)
-    world.post(ev.StopRequested("req", "memory://sp", drain))
+    world.post(request)
     assert "req" not in world.operations
     after = successor(world_of, world)
-    after.post(ev.StopRequested("req", "memory://sp", drain))  # asked again before it has read the log
+    after.post(request)  # asked again before it has read the log
     assert after.operations == {}
     after.start()
     assert after.terminal.state == "FINISHED"
     assert after.operations["req"] == cmd.OperationEnded("req", "memory://sp", 1, kind="stop")
     assert after.savepoints == ["memory://sp"]
+    assert [decode_manifest(m.manifest).native for _, m in after.sent if isinstance(m, msg.SealSavepoint)] == [native]
     assert after.master.checkpointing.stopped == after.operations["req"]
 
 

@@ -10,14 +10,14 @@ import pytest
 from penstock.checkpoint.manifest_log import Manifest, decode_manifest, encode_manifest
 from penstock.checkpoint.memory_store import MemoryStore
 from penstock.checkpoint.savepoint_parts import joined_copy, split_for_copy
-from penstock.checkpoint.stores import checksum_of
+from penstock.checkpoint.stores import checksum_of, read_file
 from penstock.core.errors import SnapshotDamagedError, StorageError
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, SubtaskSnapshot, Tombstone
 from penstock.rpc.messages import SavepointPart, SavepointWritten, SealSavepoint, WriteSavepoint
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.log.segments import SegmentWriter, segment_of
+from penstock.state.log.segments import SegmentWriter, read_state, segment_of
 from penstock.task.checkpoint.savepoint_copy import seal_savepoint, write_part
 
 SPEC = PaneTableSpec(pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),))
@@ -155,6 +155,25 @@ def test_it_is_the_same_in_one_part_and_in_several(write, source):
         seal_savepoint(joined_copy(made, parts[::-1]), folder)
         written.append({key: folder.read(key) for key in folder.list("")})
     assert written[0] == written[1] == written[2]
+
+
+def test_a_native_one_has_the_files_of_the_checkpoint(write, source, target):
+    """With its deletions and tombstones, which readers apply; a file that two subtasks share is copied once."""
+    made = manifest(source, native=True)
+    shared = msgspec.structs.replace(made.subtasks[0], subtask=7)
+    made = msgspec.structs.replace(made, subtasks=(*made.subtasks, shared))
+    write(made, most=3)
+    sealed = decode_manifest(target.read("manifest.json"))
+    (state,), (same,) = sealed.subtasks[0].keyed, sealed.subtasks[2].keyed
+    assert sealed.native
+    assert state.segments == same.segments
+    assert state.tombstones == made.subtasks[0].keyed[0].tombstones
+    assert len(target.list("totals/panes/")) == 3
+    for segment, before in zip(state.segments, made.subtasks[0].keyed[0].segments, strict=True):
+        assert target.read(segment.file.path) == source.read(before.file.path)[5:]
+        assert msgspec.structs.replace(segment, file=before.file) == before
+    rows = pa.concat_tables(read_state(state, lambda ref: read_file(target, ref)))
+    assert rows.select(["k", "total"]).to_pylist() == [{"k": 1, "total": 111}, {"k": 4, "total": 400}]
 
 
 def test_a_damaged_file_is_named_and_no_manifest_is_written(write, source, target):
