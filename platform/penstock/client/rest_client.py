@@ -404,7 +404,7 @@ class RestClient:
                 msg, way = f"no JobManager leads at {self.url}: {error}", ""
             raise NoJobManagerError(msg, hint=way) from error
         if status == _NO_TOKEN:
-            raise self._not_accepted(_error_of(status, data))
+            raise self._not_accepted(_error_of(self.url, status, data))
         if not 200 <= status < 300:
             raise _error_of(self.url, status, data)
         return self._answer_of(data) if data else {}
