@@ -69,11 +69,11 @@ REKEY = ["--uid", "totals", "--key", "user=CAST(user_id AS VARCHAR)"]
 class Scene:
     """A cluster, and the state that every job begins with."""
 
-    def __init__(self, top, options):
+    def __init__(self, top, options, slots=3):
         self.top, self.keys = Path(top), options.keys
         self.spark = ["--engine", "spark", "--master", f"local[{options.cores}]"] if options.spark else []
         self.cluster = LocalCluster(
-            LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=3, directory=self.top / "cluster")
+            LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=slots, directory=self.top / "cluster")
         )
         self.cluster.start()
         users = np.arange(self.keys)

@@ -79,6 +79,15 @@ def test_a_job_with_state_runs_again_after_each_change():
 
 
 @pytest.mark.nightly
+def test_a_savepoint_of_each_format_by_one_worker_and_by_two():
+    command = [sys.executable, "-m", "tests.bench.savepoint", "--keys", "20000", "--slots", "1", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, cwd=HERE.parents[1])
+    assert done.returncode == 0, done.stderr
+    lines = list(map(json.loads, done.stdout.splitlines()))[1:]
+    assert [(line["slots"], line["native"]) for line in lines] == [(1, False), (1, True), (2, False), (2, True)]
+
+
+@pytest.mark.nightly
 @pytest.mark.servers
 def test_a_backfill_of_a_topic_gives_what_plain_spark_gives():
     assert backfill("--source", "kafka", "--cores", 1) == ["spark-1", "here"]

@@ -248,12 +248,12 @@ class Scene:
         assert "failure-cause" not in operation, operation
         return operation["location"]
 
-    def savepoint(self, target=None):
-        return self._savepoint_answer(lambda rest: rest.savepoint(self.job_id, target))
+    def savepoint(self, target=None, *, native=False):
+        return self._savepoint_answer(lambda rest: rest.savepoint(self.job_id, target, native=native))
 
-    def stop(self, *, drain=False, target=None):
+    def stop(self, *, drain=False, target=None, native=False):
         """Stop with a savepoint, wait for FINISHED, return where the savepoint lies."""
-        uri = self._savepoint_answer(lambda rest: rest.stop(self.job_id, drain=drain, target=target))
+        uri = self._savepoint_answer(lambda rest: rest.stop(self.job_id, drain=drain, target=target, native=native))
         self.wait_finished()
         return uri
 

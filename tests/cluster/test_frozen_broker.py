@@ -1,5 +1,6 @@
 """A broker that answers nobody for some seconds and then continues: jobs wait, say for what, and lose nothing."""
 
+import contextlib
 import os
 import re
 import signal
@@ -39,9 +40,17 @@ def slow_calls(scene):
     return [call["what"] for call in scene.summary().get("slow-calls", [])]
 
 
-def thaw(scene, kafka, what):
-    """Let the broker continue; the job must have told of the call and of its end, without a restart."""
-    os.kill(kafka.pid, signal.SIGCONT)
+@contextlib.contextmanager
+def frozen(kafka):
+    os.kill(kafka.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(kafka.pid, signal.SIGCONT)
+
+
+def waits_out(scene, what):
+    """After the broker continues: the job has told of the call and of its end, without a restart."""
     told = lambda: [entry["text"] for entry in scene.story() if entry["kind"] == "slow"]
     ended = lambda: any(text.startswith("slow call ended after") and text.endswith(what) for text in told())
     scene.wait(ended, lambda: f"the end of {what} in {told()}")
@@ -63,15 +72,15 @@ def test_dead_letters_wait_for_their_broker(stage, kafka):
         written = lambda: admin.list_offsets({end: OffsetSpec.latest()})[end].result(30).offset
         scene.begin()
         scene.wait(written, "a dead letter", step=0)
-        os.kill(kafka.pid, signal.SIGSTOP)
-        letters = lambda: [what for what in slow_calls(scene) if "dead letters" in what]
-        (what,) = scene.wait(letters, "a slow delivery")
-        place = re.escape(f"topic '{aside}' at {stage.bootstrap}")
-        assert re.fullmatch(rf"source 'orders' \(\d\): delivering dead letters to {place}", what)
-        titles = [finding["title"] for finding in scene.rest.health(scene.job_id)["findings"]]
-        assert titles[0] == f"Slow call: {what}", titles
-        assert not any("limit" in title for title in titles), titles
-        thaw(scene, kafka, what)
+        with frozen(kafka):
+            letters = lambda: [what for what in slow_calls(scene) if "dead letters" in what]
+            (what,) = scene.wait(letters, "a slow delivery")
+            place = re.escape(f"topic '{aside}' at {stage.bootstrap}")
+            assert re.fullmatch(rf"source 'orders' \(\d\): delivering dead letters to {place}", what)
+            titles = lambda: [finding["title"] for finding in scene.rest.health(scene.job_id)["findings"]]
+            scene.wait(lambda: titles()[0] == f"Slow call: {what}", lambda: f"the call as the first of {titles()}")
+            assert not any("limit" in title for title in titles()), titles()
+        waits_out(scene, what)
         values = [message.value() for message in read_messages(stage.bootstrap, aside)]
     assert len(values) == BAD
     assert set(values) == {b"{%d" % number for number in range(BAD)}

@@ -90,7 +90,7 @@ def test_the_same_savepoint_is_claimed_once(stage, shared):
     with Scene(stage, Orders(15, EVENTS), cluster=shared, rate=RATE) as scene:
         scene.begin()
         scene.wait_checkpoints(2)
-        uri = scene.stop()
+        uri = scene.stop(native=True)
         first = scene.submit(from_uri=uri)
         scene.wait_checkpoints(1)
         with pytest.raises(PenstockError) as while_running:
@@ -121,7 +121,7 @@ def test_a_fork_beside_its_running_origin(stage, shared):
     with Scene(stage, Orders(16, EVENTS), cluster=shared, rate=RATE) as scene:
         origin = scene.begin()
         scene.wait_rows()
-        uri = scene.savepoint()
+        uri = scene.savepoint(native=True)
         forked = stage.fresh("forked")
         create_topics(stage.bootstrap, **{forked: 2})
         fork = scene.submit(job=scene.with_job(name=stage.fresh("fork"), sink=forked), from_uri=uri, claim=False)

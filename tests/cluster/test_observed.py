@@ -186,7 +186,7 @@ def check_spans(collector):
 
 
 def check_story(told):
-    first, second = told.split("--- generation ")[1:]
+    first, second = told.split("--- leader of generation ")[1:]
     for decided in ("failure", "restart", "rescale", "running", "checkpoint"):
         assert f" {decided} " in first, told
     assert " has adopted 2 running workers" in second

@@ -13,7 +13,7 @@ def test_a_source_that_falls_silent_ends_the_wait(uids):
     env = ps.Environment()
     env.require_uids = uids
     orders = env.from_source(DatagenSource(rows_per_second=1), uid="orders").map(lambda row: row)
-    rows = collect(env, orders.flow, "rows", 1_000, InProcessExecutor(idle_ms=50))
+    rows = collect(env, orders.flow, "rows", 1_000, executor=InProcessExecutor(idle_ms=50))
     assert rows.height < 1_000
 
 

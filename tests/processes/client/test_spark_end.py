@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ from penstock.client import spark_cluster as spark_taskmanagers
 from penstock.client.sizing import Bounds
 from penstock.client.spark_cluster import SparkExecutor, SparkOptions, SparkTaskManagers, launch_for
 from penstock.config.settings import JobSettings
+from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import JobGraph
 
@@ -125,6 +126,7 @@ def test_a_job_fails_when_spark_is_gone_instead_of_waiting_for_slots(monkeypatch
         name: str
         job_id: str
         cluster: str = ""
+        clock: Clock = field(default_factory=SystemClock)
 
         def wait(self, on_poll):
             on_poll({"state": "RUNNING"})
