@@ -60,6 +60,7 @@ def show(folder):
     return {**given, "security.ssl.rest.authentication-enabled": "true"}
 
 
+@pytest.mark.nightly
 def test_list_cancel_and_stop_with_a_savepoint_over_mutual_tls(secured, tmp_path):
     place, folder = secured
     job = place.submit("secured")

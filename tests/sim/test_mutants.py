@@ -1,4 +1,4 @@
-"""The simulation sees: every planted fault is caught by some seed, and the same seed passes without it."""
+"""The simulation sees: every planted fault is caught by some seed, which passes without it (looked at nightly)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tests.sim.mutants import MUTANTS, Mutant
 from tests.sim.region_mutants import REGIONS
 from tests.sim.scheduler import SimulationError
 from tests.sim.seeds import world_of
+from tests.support.depth import depth
 
 
 def caught_by(mutant: Mutant) -> tuple[int, str] | None:
@@ -28,7 +29,8 @@ def test_a_planted_fault_is_caught(mutant):
     assert found is not None, f"{mutant.seeds} seeds passed with it"
     seed, verdict = found
     print(f"{mutant.name}: {verdict}")
-    mutant.world(seed).execute()
+    if depth() == "nightly":
+        mutant.world(seed).execute()
 
 
 def test_the_oracle_can_fail():

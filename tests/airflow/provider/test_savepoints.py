@@ -24,6 +24,7 @@ def plain(uri):
     return uri.removeprefix("file://")
 
 
+@pytest.mark.nightly
 def test_a_week_of_runs(client, tmp_path, name, running):
     """Four a day: after each run exactly the newest five are there, and the newest can be started from."""
     target = tmp_path / "week"

@@ -71,6 +71,7 @@ def test_what_a_killed_try_has_left_is_removed(cluster, client, tmp_path, name, 
     assert not left.exists() or not list(left.iterdir())
 
 
+@pytest.mark.nightly
 def test_by_spark(cluster, client, tmp_path, name, running, monkeypatch):
     host, _, port = cluster.rest_url.removeprefix("http://").rpartition(":")
     python = ROOT / ".venv" / "bin" / "python"
