@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 DEPTHS = ("fast", "gate", "nightly")
 #: Part of the examples that a depth runs, and the fewest.
 _PART = {"fast": 0.04, "gate": 0.04, "nightly": 1.0}
-_FEWEST = {"fast": 2, "gate": 2, "nightly": 20}
+_FEWEST = {"fast": 2, "gate": 3, "nightly": 20}
 
 
 def depth():

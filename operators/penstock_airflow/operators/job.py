@@ -20,11 +20,20 @@ class StopJobOperator(PenstockOperator):
     it (not after a drain).
     """
 
-    template_fields: Collection[str] = (*PenstockOperator.template_fields, "job", "target", "drain")
+    template_fields: Collection[str] = (*PenstockOperator.template_fields, "job", "target", "drain", "native")
 
-    def __init__(self, *, job: str, target: str | None = None, drain: bool | str = False, **kwargs: Any) -> None:
-        """Take `job`, an id or a name; `target` as for a savepoint."""
+    def __init__(
+        self,
+        *,
+        job: str,
+        target: str | None = None,
+        drain: bool | str = False,
+        native: bool | str = False,
+        **kwargs: Any,
+    ) -> None:
+        """Take `job`, an id or a name; `target` and `native` as for a savepoint."""
         super().__init__(**kwargs)
+        self.native = native
         self.job = job
         self.target = target
         self.drain = drain
@@ -36,7 +45,10 @@ class StopJobOperator(PenstockOperator):
         attempts.note(attempts.job_id or self.job_id_of(self.job))
         self.store_job_link(context, attempts.job_id)
         drain, target = templated.flag("drain", self.drain), templated.text(self.target) or None
-        self.hook.run(lambda client: client.stop(attempts.job_id, drain=drain, target=target, token=token))
+        native = templated.flag("native", self.native)
+        self.hook.run(
+            lambda client: client.stop(attempts.job_id, drain=drain, target=target, token=token, native=native)
+        )
         return self.wait_for(context, Operation(attempts.job_id, token, "stop"))
 
 

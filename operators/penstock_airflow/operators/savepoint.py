@@ -22,17 +22,19 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class TriggerSavepointOperator(PenstockOperator):
     """Take a savepoint of a running job; return its `location`, `job_id`.
 
-    `job` is an id or a name; `target` a folder or `s3://` prefix below which the savepoint gets a new folder. Retried
-    or resumed by another process, the task waits for the savepoint that it has requested.
+    `job` is an id or a name; `target` a folder or `s3://` prefix below which the savepoint gets a new folder; a
+    `native` one has the checkpoint's files as they are. Retried or resumed by another process, the task waits for the
+    savepoint that it has requested.
     """
 
-    template_fields: Collection[str] = (*PenstockOperator.template_fields, "job", "target")
+    template_fields: Collection[str] = (*PenstockOperator.template_fields, "job", "target", "native")
 
-    def __init__(self, *, job: str, target: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, *, job: str, target: str | None = None, native: bool | str = False, **kwargs: Any) -> None:
         """Take `target`, by default the folder `savepoints` of the job's checkpoints."""
         super().__init__(**kwargs)
         self.job = job
         self.target = target
+        self.native = native
 
     def perform(self, context: Context) -> Any:
         """Request the savepoint, and wait."""
@@ -40,8 +42,8 @@ class TriggerSavepointOperator(PenstockOperator):
         token = attempts.begin()
         attempts.note(attempts.job_id or self.job_id_of(self.job))
         self.store_job_link(context, attempts.job_id)
-        target = templated.text(self.target) or None
-        self.hook.run(lambda client: client.savepoint(attempts.job_id, target, token=token))
+        target, native = templated.text(self.target) or None, templated.flag("native", self.native)
+        self.hook.run(lambda client: client.savepoint(attempts.job_id, target, token=token, native=native))
         return self.wait_for(context, Operation(attempts.job_id, token, "savepoint"))
 
 

@@ -191,7 +191,9 @@ def test_a_request_the_cluster_has_forgotten_is_made_again(client, tmp_path, nam
 
 def test_stopped_and_submitted_from_where_it_stopped(client, tmp_path, name, running):
     target = str(tmp_path / "stops")
-    done = run(StopJobOperator(task_id="stop", job=name, target=target, **FAST), Instance(f"stop-{name}"))
+    done = run(
+        StopJobOperator(task_id="stop", job=name, target=target, native="true", **FAST), Instance(f"stop-{name}")
+    )
     assert client.job(running)["state"] == "FINISHED"
     path = tmp_path / f"{name}.py"
     instance = Instance(f"again-{name}")
