@@ -23,7 +23,7 @@ _MOST_ARGUMENTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who listens, for error messages, and the option that names its port."""
+    """The name of a listener in error messages, and the option of its port."""
 
     name: str
     port_option: str

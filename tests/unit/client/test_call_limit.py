@@ -1,4 +1,4 @@
-"""What ends a call of this thread, and what is said meanwhile."""
+"""The timeout of a call in this thread, and the line about a call that lasts."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""What the writer of open transactions asks the cluster, over connections that are made again after no answer.
+"""Requests of the two-phase writer to Kafka, on connections that are replaced when they do not answer.
 
 Used by `two_phase`; `AnswerWatch` is pure.
 """

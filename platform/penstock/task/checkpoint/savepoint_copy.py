@@ -57,13 +57,14 @@ def write_part(part: Manifest, source: ObjectStore, target: ObjectStore) -> Mani
     )
 
 
-def seal_savepoint(manifest: Manifest, target: ObjectStore) -> FileRef:
-    """Write the manifest of a savepoint whose parts are written; return a reference to it.
+def seal_savepoint(manifest: Manifest, source: ObjectStore, target: ObjectStore, uri: str) -> FileRef:
+    """Write the manifest of the savepoint at `uri`, whose parts are written; return a reference to it.
 
     Raises:
         StorageError: it cannot be written, or the folder holds a savepoint already.
     """
-    return SavepointWriter(target, target).manifest(msgspec.structs.replace(manifest, kind="savepoint"))
+    sealed = msgspec.structs.replace(manifest, kind="savepoint", note=uri, origin=manifest.origin or source.uri)
+    return SavepointWriter(source, target).manifest(sealed)
 
 
 def write_savepoint(manifest: Manifest, source: ObjectStore, target: ObjectStore) -> FileRef:
@@ -73,8 +74,7 @@ def write_savepoint(manifest: Manifest, source: ObjectStore, target: ObjectStore
         SnapshotDamagedError, StorageError: as `write_part` and `seal_savepoint`.
     """
     copied = joined_copy(manifest, [write_part(part, source, target) for part in split_for_copy(manifest, 1)])
-    origin = manifest.origin or source.uri
-    return seal_savepoint(msgspec.structs.replace(copied, note=target.uri, origin=origin), target)
+    return seal_savepoint(copied, source, target, target.uri)
 
 
 class SavepointWriter:

@@ -11,7 +11,7 @@ import operator
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
@@ -44,6 +44,7 @@ from penstock.rpc.messages import (
     TriggerCheckpoint,
     WorkerCommand,
     WorkerMetrics,
+    WorkerReport,
     WriteSavepoint,
 )
 from penstock.task.chain.environment import JobServices, TaskReports
@@ -58,6 +59,8 @@ from penstock.task.drive.subtask import Subtask
 if TYPE_CHECKING:
     from penstock.operators.operator import SourceOperator
     from penstock.task.chain.environment import TaskEnvironment
+
+T = TypeVar("T")
 
 
 class SubtaskLoop(Protocol):
@@ -354,65 +357,62 @@ class TaskRuntime:
     # --- work beside the subtasks ------------------------------------------------------------------------------------
 
     def _resolve(self, command: ResolvePending) -> None:
-        environment = self._environment
         job_id, generation = command.permit.job_id, command.permit.generation
 
-        def done(published: tuple[str, ...] | None, error: BaseException | None) -> None:
-            text = "" if error is None else describe(error)[0]
-            environment.report(
-                PendingResolved(job_id=job_id, generation=generation, published=published or (), error=text)
-            )
+        def answer(published: tuple[str, ...] | None, error: str) -> PendingResolved:
+            return PendingResolved(job_id=job_id, generation=generation, published=published or (), error=error)
 
         targets = ", ".join(dict.fromkeys(msgspec.convert(s, SinkSpec).target for s in command.sinks.values()))
         what = f"recovery: publishing {len(command.committables)} outputs of earlier runs to {targets}"
-        work = environment.slow_calls.watched(job_id, what, lambda: resolve_pending(command, environment))
-        environment.blocking.submit(work, done)
+        self._work_beside(job_id, what, lambda: resolve_pending(command, self._environment), answer)
 
     def _copy_part(self, command: WriteSavepoint) -> None:
-        environment = self._environment
-
-        def done(part: Manifest | None, error: BaseException | None) -> None:
-            environment.report(
-                SavepointPart(
-                    job_id=command.job_id,
-                    savepoint_id=command.savepoint_id,
-                    uri=command.uri,
-                    part=command.part,
-                    manifest=b"" if part is None else encode_manifest(part),
-                    error="" if error is None else describe(error)[0],
-                )
-            )
-
-        what = f"copying the savepoint to {place_of(command.uri)}"
+        open_store = self._environment.open_store
 
         def write() -> Manifest:
-            part, source = decode_manifest(command.manifest), environment.open_store(_job_folder(command))
-            return write_part(part, source, environment.open_store(command.uri))
+            part, source = decode_manifest(command.manifest), open_store(_job_folder(command))
+            return write_part(part, source, open_store(command.uri))
 
-        environment.blocking.submit(environment.slow_calls.watched(command.job_id, what, write), done)
-
-    def _seal(self, command: SealSavepoint) -> None:
-        environment = self._environment
-
-        def done(manifest: FileRef | None, error: BaseException | None) -> None:
-            environment.report(
-                SavepointWritten(
-                    job_id=command.job_id,
-                    savepoint_id=command.savepoint_id,
-                    uri=command.uri,
-                    manifest=manifest,
-                    error="" if error is None else describe(error)[0],
-                )
+        def answer(part: Manifest | None, error: str) -> SavepointPart:
+            return SavepointPart(
+                job_id=command.job_id,
+                savepoint_id=command.savepoint_id,
+                uri=command.uri,
+                part=command.part,
+                manifest=b"" if part is None else encode_manifest(part),
+                error=error,
             )
 
-        what = f"writing the savepoint's manifest to {place_of(command.uri)}"
+        self._work_beside(command.job_id, f"copying the savepoint to {place_of(command.uri)}", write, answer)
+
+    def _seal(self, command: SealSavepoint) -> None:
+        open_store = self._environment.open_store
 
         def write() -> FileRef:
-            manifest, origin = decode_manifest(command.manifest), environment.open_store(_job_folder(command)).uri
-            sealed = msgspec.structs.replace(manifest, note=command.uri, origin=manifest.origin or origin)
-            return seal_savepoint(sealed, environment.open_store(command.uri))
+            manifest, source = decode_manifest(command.manifest), open_store(_job_folder(command))
+            return seal_savepoint(manifest, source, open_store(command.uri), command.uri)
 
-        environment.blocking.submit(environment.slow_calls.watched(command.job_id, what, write), done)
+        def answer(manifest: FileRef | None, error: str) -> SavepointWritten:
+            return SavepointWritten(
+                job_id=command.job_id,
+                savepoint_id=command.savepoint_id,
+                uri=command.uri,
+                manifest=manifest,
+                error=error,
+            )
+
+        self._work_beside(command.job_id, f"writing the savepoint's manifest to {place_of(command.uri)}", write, answer)
+
+    def _work_beside(
+        self, job_id: str, what: str, work: Callable[[], T], answer: Callable[[T | None, str], WorkerReport]
+    ) -> None:
+        """Run work in a thread, and report its answer: that of the result, or of None and the error's text."""
+        environment = self._environment
+
+        def done(result: T | None, error: BaseException | None) -> None:
+            environment.report(answer(result, "" if error is None else describe(error)[0]))
+
+        environment.blocking.submit(environment.slow_calls.watched(job_id, what, work), done)
 
 
 def _job_folder(command: WriteSavepoint | SealSavepoint) -> str:

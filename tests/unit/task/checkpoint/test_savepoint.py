@@ -68,7 +68,7 @@ def target():
 def write(source, target):
     def run(manifest, most=1):
         parts = [write_part(part, source, target) for part in split_for_copy(manifest, most)]
-        return seal_savepoint(joined_copy(manifest, parts), target)
+        return seal_savepoint(joined_copy(manifest, parts), source, target, target.uri)
 
     return run
 
@@ -152,7 +152,7 @@ def test_it_is_the_same_in_one_part_and_in_several(write, source):
     for most in (1, 2, 9):
         folder = MemoryStore("savepoint")
         parts = [write_part(part, source, folder) for part in split_for_copy(made, most)]
-        seal_savepoint(joined_copy(made, parts[::-1]), folder)
+        seal_savepoint(joined_copy(made, parts[::-1]), source, folder, folder.uri)
         written.append({key: folder.read(key) for key in folder.list("")})
     assert written[0] == written[1] == written[2]
 
