@@ -29,8 +29,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Started(msgspec.Struct, frozen=True, tag="started"):
     """The job runs, with a complete checkpoint; a job without checkpoints has to run for `settle_ms`.
 
-    A bounded job that has finished counts too. `found`: an earlier try has submitted it, so the end of that try may have
-    canceled the job. A job that was canceled in another way is not started again by a retry.
+    A bounded job that has finished counts too. `found`: an earlier try has submitted it, so the end of that try may
+    have canceled the job. A job that was canceled in another way is not started again by a retry.
     """
 
     job_id: str
