@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock_connectors.kafka.write.producer import ProducerError, UnknownTopicError
+from penstock_connectors.kafka.write.producer import ProducerError, RecordTooLargeError, UnknownTopicError
 from penstock_connectors.kafka.write.producer_plain import PlainProducer
 
 FENCED = KafkaError(KafkaError._FENCED, "Local: This instance has been fenced", fatal=True)
@@ -80,3 +80,24 @@ def test_messages_without_an_acknowledgement_have_their_topic():
     producer.send("totals", pa.array([b"a"]))
     with pytest.raises(ProducerError, match="1 messages to topic 'totals' are not acknowledged after 3 s"):
         producer.flush(3_000)
+
+
+class BrokenClient:
+    """Refuses messages of a broken transaction, and reports the message that broke it to a caller who waits."""
+
+    def __init__(self, owner, cause):
+        self.owner, self.cause = owner, cause
+
+    def produce(self, _topic, **_message):
+        raise KafkaException(STATE)
+
+    def poll(self, seconds):
+        if seconds:
+            self.owner._on_delivery(self.cause, None)
+
+
+def test_a_refused_message_waits_for_the_report_of_the_one_that_broke_the_transaction():
+    producer = producer_with(None)
+    producer._producer = BrokenClient(producer, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
+    with pytest.raises(RecordTooLargeError, match="too large"):
+        producer.send("totals", pa.array([b"a"]))

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from penstock_connectors.kafka.client import librdkafka as lib
 from penstock_connectors.kafka.write.producer import (
+    QUICK_TIMEOUT_MS,
     SEND_TIMEOUT_MS,
     ProducerError,
     RecordTooLargeError,
@@ -202,7 +203,8 @@ class FastProducer:
 
     def _refusal(self, what: str, text: str, code: int) -> ProducerError:
         """Return the error; an earlier message that was not delivered is the cause of later errors."""
-        self._serve(0)
+        # the client refuses messages of a broken transaction before it reports the one that broke it
+        self._serve(QUICK_TIMEOUT_MS if code == lib.ERR_STATE and not self._code else 0)
         if lib.ERR_TOO_LARGE in (code, self._code):
             return RecordTooLargeError(f"{what}: {lib.error_text(lib.ERR_TOO_LARGE)}")
         if _UNKNOWN & {code, self._code}:

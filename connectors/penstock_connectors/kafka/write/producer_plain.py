@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from penstock.connector.source import RunWaiting
 from penstock.core.errors import ConnectorError
 from penstock_connectors.kafka.write.producer import (
+    QUICK_TIMEOUT_MS,
     SEND_TIMEOUT_MS,
     ProducerError,
     RecordTooLargeError,
@@ -178,8 +179,10 @@ class PlainProducer:
     def _error(self, what: str, error: KafkaException) -> ProducerError:
         """Return the error; an earlier message that was too large is the cause of later errors."""
         if not error.args[0].fatal():
+            # the client refuses messages of a broken transaction before it reports the one that broke it
+            early = error.args[0].code() == KafkaError._STATE and not self._failures  # noqa: SLF001
             with contextlib.suppress(KafkaException, SystemError):
-                self._open().poll(0)  # serve the callbacks that report it
+                self._open().poll(QUICK_TIMEOUT_MS / 1000 if early else 0)
         for cause in (error.args[0], *self._failures):
             if _is_too_large(cause):
                 return RecordTooLargeError(f"Kafka producer, {what}: {cause.str()}")
