@@ -65,8 +65,12 @@ class Visit:
         #: What the browser says of answers that the test wants to be refusals.
         self.wanted = "no such text"
         self.page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
-        self.page.on("console", lambda m: self.problems.append(f"{m.type}: {m.text}") if m.type == "error" else None)
+        self.page.on("console", self._note)
         self.page.on("request", lambda request: self.requests.append(request.url))
+
+    def _note(self, message):
+        if message.type == "error":
+            self.problems.append(f"error: {message.text} ({message.location['url']})")
 
     def __enter__(self):
         return self

@@ -40,6 +40,10 @@ class Admin:
             transaction_start_time_ms=0, transaction_timeout_ms=1000,
         )  # fmt: skip
 
+    def markers(self, groups, *, stable):
+        assert not stable, "an open transaction of an earlier attempt holds it up"
+        return dict.fromkeys(groups, -1)
+
     def lacks(self, topic):
         return topic == "t"
 
@@ -72,6 +76,22 @@ def used(writer) -> list[str]:
         writer.write(rows)
         found += [item.transactional_id for item in writer.prepare_commit(checkpoint_id)]
     return found
+
+
+def test_the_first_transaction_waits_until_its_marker_has_a_coordinator(monkeypatch, writer_of):
+    """A new cluster has none at first, and librdkafka would wait for it without an end."""
+    asked = []
+
+    def markers(_self, groups, *, stable):
+        asked.append((dict(groups), stable))
+        if len(asked) == 1:
+            raise ConnectorError("Kafka: CoordinatorNotAvailable")
+        return {}
+
+    monkeypatch.setattr(Admin, "markers", markers)
+    writer, _ = writer_of(0)
+    used(writer)
+    assert asked == [({"job.out.r.2": "t"}, False)] * 2
 
 
 def test_attempts_share_no_transactional_id(writer_of):

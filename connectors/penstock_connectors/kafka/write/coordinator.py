@@ -6,12 +6,13 @@ Used by `two_phase`; `AnswerWatch` is pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.core.clock import Clock
 from penstock.core.errors import ConnectorError
 from penstock_connectors.kafka.write.transactions import TransactionAdmin
 
+T = TypeVar("T")
 #: A producer without an answer is given up once Kafka has answered others for this long: the producer's connection is
 #: lost, and librdkafka may wait for it until the broker ends the transaction.
 LOST_AFTER_MS = 20_000
@@ -27,16 +28,27 @@ class Coordinator:
         self._admin: TransactionAdmin | None = None
 
     def describe(self, transactional_id: str, deadline_ms: float) -> Any:
-        """Return kafka-python's description of a transaction; while Kafka does not answer, repeat until the deadline.
+        """Return kafka-python's description of a transaction.
 
-        `deadline_ms` is monotonic.
+        `deadline_ms` is monotonic: until then the request is repeated while Kafka does not answer.
 
         Raises:
             ConnectorError: Kafka did not answer.
         """
+        return self._ask(lambda admin: admin.describe(transactional_id), deadline_ms)
+
+    def await_group(self, group: str, topic: str, deadline_ms: float) -> None:
+        """Wait until Kafka has a coordinator for a marker's group; parameters and errors as for `describe`.
+
+        A new cluster creates its topic of offsets at the first such request. librdkafka repeats its own twice within
+        milliseconds and then waits without an end.
+        """
+        self._ask(lambda admin: admin.markers({group: topic}, stable=False), deadline_ms)
+
+    def _ask(self, request: Callable[[TransactionAdmin], T], deadline_ms: float) -> T:
         while True:
             try:
-                return self._connected().describe(transactional_id)
+                return request(self._connected())
             except ConnectorError:
                 self.close()
                 if self._clock.monotonic_ms() + _PAUSE_MS > deadline_ms:

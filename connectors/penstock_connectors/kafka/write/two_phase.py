@@ -103,6 +103,8 @@ class TransactionWriter:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-init")
         self._current: _Transaction | None = None
         self._closed = False
+        #: Whether Kafka has a coordinator for the marker.
+        self._has_group = False
         self._next: Future[_Transaction] | None = self._prepare_next()
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -220,6 +222,9 @@ class TransactionWriter:
             self._init(producer)
             deadline_ms = self._context.clock.monotonic_ms() + CALL_TIMEOUT_MS
             found = self._init_coordinator.describe(transactional_id, deadline_ms)
+            if not self._has_group:
+                self._init_coordinator.await_group(self._stem, self._config["topic"], deadline_ms)
+                self._has_group = True
         except ConnectorError:
             producer.close()
             raise
