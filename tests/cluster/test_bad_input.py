@@ -50,7 +50,7 @@ def refused(stage, shared, here):
         path = stage.folder / "job.py"
         path.write_text(job_or_text if isinstance(job_or_text, str) else job_or_text.text(), encoding="utf-8")
         said = here("run", path, "--cluster", shared.rest_url, "--json", code=None)
-        return shown(said, words, (1, 2) if code is None else (code,), record)
+        return shown(said, words, (1, 2, 3) if code is None else (code,), record)
 
     return run
 
@@ -78,7 +78,7 @@ def test_an_unwritable_checkpoint_store(stage, refused):
 
 def test_a_malformed_record_fails_the_job_with_its_place(stage, refused):
     job = job_of(stage, [*ONE_WINDOW, b"{broken", *ONE_WINDOW])
-    line = refused(job, job.source, "10", code=1, record=b"{broken")
+    line = refused(job, job.source, "10", code=3, record=b"{broken")
     assert "partition" in line.lower()
     assert read_messages(stage.bootstrap, job.sink) == []
 
@@ -86,13 +86,13 @@ def test_a_malformed_record_fails_the_job_with_its_place(stage, refused):
 def test_a_record_of_another_schema_fails_the_job_with_its_place(stage, refused):
     record = b'{"user_id":1,"amount":"many","ts":1700000000000}'
     job = job_of(stage, [*ONE_WINDOW, record])
-    refused(job, job.source, "10", "amount", code=1, record=record)
+    refused(job, job.source, "10", "amount", code=3, record=record)
 
 
 def test_a_result_larger_than_its_topic_takes_ends_the_job_and_comes_once_it_is_taken(stage, refused, shared, here):
     job = job_of(stage, ONE_WINDOW, environment="")  # the default restarts the job after a failure, but not after this
     limit_messages(stage.bootstrap, job.sink, 40)
-    refused(job, job.sink, "too large", r"raise the topic's max\.message\.bytes", code=1)
+    refused(job, job.sink, "too large", r"raise the topic's max\.message\.bytes", code=3)
     assert read_messages(stage.bootstrap, job.sink) == []
     limit_messages(stage.bootstrap, job.sink, 4_000)
     here("run", job.write(stage.folder), "--cluster", shared.rest_url, "--json")
@@ -138,7 +138,7 @@ def test_a_command_of_its_own_with_an_embedded_cluster_says_it_too(stage):
     """Nothing hangs, and the command ends with its cluster."""
     job = job_of(stage, [*ONE_WINDOW, b"{broken", *ONE_WINDOW])
     said = cli("run", job.write(stage.folder), "--json", cwd=stage.folder, environment=stage.environment)
-    shown(said, [job.source, "10"], [1], b"{broken")
+    shown(said, [job.source, "10"], [3], b"{broken")
 
 
 def test_a_start_beside_a_running_job_of_that_name_is_told_who_holds_it(stage, shared):

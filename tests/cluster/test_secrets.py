@@ -185,7 +185,7 @@ def test_no_secret_is_in_any_output(tmp_path, folder, planted, kafka, minio):
         (tmp_path / "failing.py").write_text(FAILING)
         failing = cli("run", "failing.py", "--cluster", cluster.rest_url, "--set", "restart.kind=none", "--json",
                       cwd=tmp_path, environment=environment)  # fmt: skip
-        assert failing.code == 1
+        assert failing.code == 3
         assert "nobody is ******" in failing.err
         feed.join()
         wait_until(lambda: rest.job(shop)["state"] == "FINISHED", lambda: rest.exceptions(shop), seconds=120)

@@ -136,7 +136,7 @@ def test_a_function_that_raises_ends_the_run_with_its_line(tmp_path, function, w
     root, paid, out = (str(tmp_path / name) for name in ("root", "paid.jsonl", "out"))
     (tmp_path / "job.py").write_text(JOB.format(root=root, paid=paid, out=out, function=function))
     code, text = said(tmp_path, "penstock.cli.main", "run", "job.py")
-    assert code == 1, text
+    assert code == 3, text
     assert words in " ".join(text.split())
     assert "job.py:13" in text
 

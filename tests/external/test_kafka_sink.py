@@ -16,10 +16,9 @@ from msgspec.structs import replace
 from penstock.connector.sink import SinkContext
 from penstock.connector.staging import encode_chunk
 from penstock.core.clock import ManualClock, SystemClock
-from penstock.core.errors import ConnectorError, UndecidedOutputError
+from penstock.core.errors import Cause, ConnectorError, UndecidedOutputError, cause_of
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable, FileRef
-from penstock.jobmanager.deploy.failover import Cause, cause_of
 from penstock_connectors.kafka.sink import KafkaSink, KafkaSinkFactory
 from penstock_connectors.kafka.write import committer as committer_module
 from penstock_connectors.kafka.write.committer import StagedCommitter

@@ -20,8 +20,8 @@ from penstock_airflow.command_options import Kind, arguments_of, environment_of
 from penstock_airflow.hooks.penstock import ClusterConnection
 from penstock_airflow.operators.operator import PenstockOperator
 
-#: Exit code of a command whose repetition would fail again.
-_BAD_USAGE = 2
+#: Exit codes of a command whose repetition would fail again: wrong usage, and a permanent error.
+_FINAL = (2, 3)
 #: Beginning of the line of a command's error; lines of the user's code and the row follow it.
 _ERROR = "penstock: "
 #: Interval of the check that the supervisor of the task's process exists.
@@ -64,7 +64,7 @@ class Command:
         out, err = map(_lines, self._ended(self._process))
         code, said = self._process.returncode, out[-1] if out else ""
         if code != 0 and not (code in accepted_codes and said.startswith("{")):
-            self.refused = code == _BAD_USAGE
+            self.refused = code in _FINAL
             message, more = _error_in(err)
             self.told = out + more
             raise PenstockError(message or f"{' '.join(self._argv[3:5])} ended with code {code}")

@@ -31,7 +31,7 @@ from penstock.backfill.exchange import COMBINED, NO_EDGE, Packet
 from penstock.backfill.stages import Stage, TaskResult, feeds
 from penstock.backfill.task import run_parts, run_source
 from penstock.core.elements import MIN_TIMESTAMP
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, cause_of
 from penstock.snapshots.on_spark.spark_session import described, reason_of
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class SparkEngine:
                 found = given.where(F.col("edge") == NO_EDGE).select("data").collect()
         except (PySparkException, Py4JError) as error:
             msg = f"stage {stage.vertex.name!r} failed on Spark: {reason_of(error)}"
-            failed = BackfillFailedError(msg, hint="no savepoint was written")
+            failed = BackfillFailedError(msg, hint="no savepoint was written", cause=cause_of(reason_of(error)))
             if own := own_lines(str(error)):
                 failed.add_note(own)
             raise failed from error

@@ -14,7 +14,7 @@ from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import open_store
 from penstock.config.settings import ClusterSettings
-from penstock.core.errors import LeadershipLostError, NotFoundError, StorageError
+from penstock.core.errors import LeadershipLostError, NoJobManagerError, StorageError
 from penstock.core.structs import prepare
 
 LEASE = "leader.json"
@@ -88,11 +88,11 @@ def leader_of(ha_root: str) -> LeaderLease:
     """Return the lease of the leader of an HA root: a folder or `s3://bucket/prefix`.
 
     Raises:
-        NotFoundError: none leads. StorageError: the root cannot be read.
+        NoJobManagerError: none leads. StorageError: the root cannot be read.
     """
     lease = read_lease(open_store(ha_root))
     if lease is None or not lease.rpc:
-        raise NotFoundError(f"no JobManager leads {ha_root}", hint="start one with this --ha-root")
+        raise NoJobManagerError(f"no JobManager leads {ha_root}", hint="start one with this --ha-root")
     return lease
 
 

@@ -1,8 +1,7 @@
 """Entry point of `penstock`.
 
-Registers the commands and turns errors into one line and an exit code (0 success, 1 failure, 2 usage error). A
-command's module is imported when the command is called: JobManager and TaskManagers start through this file too and
-must stay small.
+Registers the commands and turns errors into one line and an exit code (`_code_of`). A command's module is
+imported when the command is called: JobManager and TaskManagers start through this file too and must stay small.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typer.core import TyperGroup
 import penstock
 from penstock.cli.serve import die_with_parent
 from penstock.config.config_file import FILE_VARIABLE
-from penstock.core.errors import PenstockError, UsageError, nearest
+from penstock.core.errors import Cause, PenstockError, UsageError, nearest
 
 #: Command: its function (or sub-commands), in the order of the help text.
 _COMMANDS = {
@@ -48,6 +47,8 @@ _COMMANDS = {
     "bench": "penstock_lab.bench.command:bench",
 }
 _CHECKOUT = "run it in a checkout of the repository, after `python3 infra/bootstrap.py setup`"
+#: Exit codes of errors: another attempt can succeed, the command is wrong, another attempt fails in the same way.
+_FAILED, _BAD_USAGE, _PERMANENT = 1, 2, 3
 #: The shell's exit code for a process ended by Ctrl-C.
 _INTERRUPTED = 130
 #: Newer releases of typer bundle click: the classes are found through an exported one.
@@ -150,20 +151,26 @@ def app() -> NoReturn:
         die_with_parent()
         code = commands(prog_name="penstock", standalone_mode=False)
     except PenstockError as error:
-        _fail("\n".join([str(error), *getattr(error, "__notes__", ())]), 2 if isinstance(error, UsageError) else 1)
+        _fail("\n".join([str(error), *getattr(error, "__notes__", ())]), _code_of(error))
     except _ClickUsageError as error:
         if "\n" in error.format_message():  # the help of a group that was called without a command
             error.show()
-            sys.exit(2)
-        _fail(_misuse(error), 2)
+            sys.exit(_BAD_USAGE)
+        _fail(_misuse(error), _BAD_USAGE)
     except _ClickException as error:
         error.show()
-        sys.exit(2)
+        sys.exit(_BAD_USAGE)
     except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted", _INTERRUPTED)
     if code == _INTERRUPTED:  # typer returns this for Ctrl-C, without a message
         _fail("interrupted", _INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _code_of(error: PenstockError) -> int:
+    if isinstance(error, UsageError):
+        return _BAD_USAGE
+    return _FAILED if error.cause is Cause.TRANSIENT else _PERMANENT
 
 
 def _misuse(error: Any) -> str:

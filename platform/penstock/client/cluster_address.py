@@ -44,7 +44,7 @@ class ClusterAddress:
         """Return the URLs to try, in this order.
 
         Raises:
-            NotFoundError: the HA root names no leader. StorageError: it cannot be read.
+            NoJobManagerError: the HA root names no leader. StorageError: it cannot be read.
         """
         if not self._root:
             return list(self._urls)

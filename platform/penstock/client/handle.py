@@ -30,6 +30,7 @@ from penstock.core.errors import (
     UnansweredError,
     UsageError,
     argument_text,
+    cause_of,
     job_command,
     job_failed,
 )
@@ -313,10 +314,10 @@ class JobHandle:
     def _failure(self, history: dict[str, Any]) -> JobFailedError:
         """Return the newest failure as one line, or with its traceback if $PENSTOCK_TRACEBACK is set."""
         detail = str(history.get("root-exception") or "no cause recorded").strip()
-        if os.environ.get("PENSTOCK_TRACEBACK"):
-            return JobFailedError(f"job {self.name} failed: {detail}")
         entries = history.get("exceptionHistory", {}).get("entries", [])
         line = str(entries[0]["exceptionName"]) if entries else detail.splitlines()[-1]
+        if os.environ.get("PENSTOCK_TRACEBACK"):
+            return JobFailedError(f"job {self.name} failed: {detail}", cause=cause_of(line))
         hint = "" if line.endswith(")") else "PENSTOCK_TRACEBACK=1 prints all frames"
         if not self.embedded and entries and _has_log(entries[0]):
             hint = f"`{self.command('logs')}` prints its log"

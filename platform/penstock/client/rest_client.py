@@ -443,7 +443,7 @@ class RestClient:
         failed: OSError | None = None
         try:
             places = self._address.urls()
-        except NotFoundError as error:
+        except NoJobManagerError as error:
             raise _NotReceivedError(str(error), refused=True, standby=True) from error
         for place in places:
             url = place

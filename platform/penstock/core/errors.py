@@ -5,6 +5,7 @@ Raised everywhere; the hints are called where a user's name is looked up.
 
 from __future__ import annotations
 
+import enum
 import inspect
 import re
 import shlex
@@ -65,18 +66,66 @@ def without_all_frames(detail: str) -> str:
     return own.strip("\n") if found else ""
 
 
+#: Errors that recur at every attempt, by name: the text of a failure, which other processes get, begins with it.
+_PERMANENT = frozenset(
+    {
+        "UsageError",
+        "GraphError",
+        "NotFoundError",
+        "BadRecordError",
+        "FunctionLoadError",
+        "StateMismatchError",
+        "StateTooLargeError",
+        "SnapshotDamagedError",
+        "LostTransactionError",
+        "UndecidedOutputError",
+        "SinkOverflowError",
+        "RecordTooLargeError",
+    }
+)
+#: Errors raised by a user function, about its return value, or about the packages that it requires.
+_USER_CODE = frozenset({"UserFunctionError", "ColumnError", "RequirementsError", "SystemExit"})
+
+
+class Cause(enum.Enum):
+    """The class of a failure."""
+
+    #: A process, machine or external system failed; it may be available again.
+    TRANSIENT = "transient"
+    #: A user function raised. The same input raises again, unless the function depends on an external system.
+    USER_CODE = "user code"
+    #: Another attempt cannot help.
+    PERMANENT = "permanent"
+
+    @staticmethod
+    def of(*, permanent: bool) -> Cause:
+        """Return PERMANENT or TRANSIENT."""
+        return Cause.PERMANENT if permanent else Cause.TRANSIENT
+
+
+def cause_of(error: str) -> Cause:
+    """Return the cause for the error class that the text names."""
+    name = error.lstrip().partition(":")[0].strip().rpartition(".")[2]
+    if name in _PERMANENT:
+        return Cause.PERMANENT
+    return Cause.USER_CODE if name in _USER_CODE else Cause.TRANSIENT
+
+
 class PenstockError(Exception):
     """Base of every error that is meant for a user; `str(error)` is one line."""
 
-    def __init__(self, message: str, *, hint: str = "", values: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", values: str = "", cause: Cause | None = None) -> None:
         """Take the message, which names the place and the fault, and a hint, which names a solution.
 
-        `values` are users' data that show the fault, such as the row; a job's setting may suppress them.
+        `values` are users' data that show the fault, such as the row; a job's setting may suppress them. `cause` is by
+        default that of the error's class.
         """
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.values = values
+        #: Whether another attempt can succeed.
+        self.cause = cause or cause_of(type(self).__name__)
 
     def __str__(self) -> str:
         """Return message and hint in one line."""
@@ -153,7 +202,7 @@ class JobFailedError(PenstockError):
 
 def job_failed(name: str, line: str, detail: str, hint: str = "") -> JobFailedError:
     """Return the error of a failed job; `line` and `detail` describe its last failure (`task.chain.failure`)."""
-    error = JobFailedError(f"job {name} failed: {line}", hint=hint)
+    error = JobFailedError(f"job {name} failed: {line}", hint=hint, cause=cause_of(line))
     own = without_all_frames(detail)
     if own:
         error.add_note(own)

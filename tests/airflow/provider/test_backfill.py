@@ -196,6 +196,10 @@ def test_what_makes_no_sense_is_not_tried_again(cluster, tmp_path, name, path):
     with pytest.raises(AirflowFailException):
         backfill(other, target).execute(Instance(name).context())
     assert not target.exists()
+    raises = path.read_text().replace("(orders.key_by", "(orders.filter(lambda row: 1 // 0).uid('valid').key_by")
+    failing = write_job(tmp_path, f"{name}-raises", text=raises)
+    with pytest.raises(AirflowFailException, match=r"filter 'valid': ZeroDivisionError"):
+        backfill(failing, target).execute(Instance(name).context())
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A command on the worker: a task ends in its error, and its log has the other lines of the command."""
 
 import pytest
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from penstock.core.errors import PenstockError
 from penstock_airflow.hooks.penstock import ClusterConnection
@@ -13,7 +13,7 @@ echo 'a line that the job file prints'
 echo "penstock: filter 'valid': ZeroDivisionError: division by zero at job.py:6 in <lambda>" >&2
 echo 'In your code:' >&2
 echo 'row 1 of a batch of 500: user_id=112' >&2
-exit 1
+exit {code}
 """
 DONE = """
 echo 'warning: out has earlier output' >&2
@@ -35,7 +35,7 @@ def place(tmp_path):
 
 
 def test_the_error_is_the_line_with_the_cause_and_not_the_last_one(place):
-    command = Command(place(FAILED), ["backfill", "job.py"])
+    command = Command(place(FAILED.format(code=1)), ["backfill", "job.py"])
     with pytest.raises(PenstockError, match="ZeroDivisionError"):
         command.run()
     assert command.told == [
@@ -52,13 +52,17 @@ def test_warnings_of_a_command_that_succeeds(place):
     assert command.told == ["warning: out has earlier output"]
 
 
-def test_the_log_of_the_task_has_the_other_lines(place, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("code", "raised"), [(1, AirflowException), (2, AirflowFailException), (3, AirflowFailException)]
+)
+def test_the_task_fails_with_the_error_and_its_log_has_the_other_lines(code, raised, place, monkeypatch, capsys):
     class Operator(CommandOperator):
         def perform(self, context):
             return self.run_command(["backfill", "job.py"])
 
     operator = Operator(task_id="task")
-    monkeypatch.setattr(Operator, "hook", type("Hook", (), {"place": place(FAILED)}))
-    with pytest.raises(AirflowException, match="ZeroDivisionError"):
+    monkeypatch.setattr(Operator, "hook", type("Hook", (), {"place": place(FAILED.format(code=code))}))
+    with pytest.raises(AirflowException, match="ZeroDivisionError") as failed:
         operator.execute({})
+    assert type(failed.value) is raised, "only code 1 is tried again"
     assert "user_id=112" in capsys.readouterr().out

@@ -86,7 +86,7 @@ def test_by_spark(cluster, client, tmp_path, name, running, monkeypatch):
 
 
 def test_what_makes_no_sense_is_not_tried_again(cluster, tmp_path):
-    with pytest.raises(AirflowException, match="there is no snapshot"):
+    with pytest.raises(AirflowFailException, match="there is no snapshot"):
         repartition(tmp_path / "nothing", tmp_path / "cut").execute(Instance().context())
     with pytest.raises(AirflowFailException, match="checkpoint='x'"):
         repartition(tmp_path / "nothing", tmp_path / "cut", options={"checkpoint": "x"}).execute(Instance().context())

@@ -178,7 +178,7 @@ def test_an_operator_that_is_gone_is_named_to_be_dropped(job, check):
     assert "--allow-non-restored-state people" in found
     found = check(path, "--allow-non-restored-state", "people", "--json")
     assert states(found)["people", "pair"] == "dropped"
-    assert "no state of that name" in check(path, "--allow-non-restored-state", "peoples", code=1)
+    assert "no state of that name" in check(path, "--allow-non-restored-state", "peoples", code=3)
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_bad_usage(job, check, tmp_path):
     empty.write_text("import penstock as ps\n")
     assert "without calling env.execute" in check(empty, code=2)
     (tmp_path / "sp" / "manifest.json").unlink()
-    assert "no snapshot at" in check(job(), code=1)
+    assert "no snapshot at" in check(job(), code=3)
 
 
 def test_the_graph_carries_its_states(job):

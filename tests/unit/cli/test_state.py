@@ -93,7 +93,7 @@ def test_ls(root, penstock):
     assert penstock("ls", root / "words/savepoints/sp", "--json") == found[2:]
     assert penstock("ls", root / "words/savepoints", "--json") == found[2:]
     assert "1970-01-01 00:00:02" in penstock("ls", root)
-    assert "no snapshot at" in penstock("ls", root / "nothing", code=1)
+    assert "no snapshot at" in penstock("ls", root / "nothing", code=3)
 
 
 def test_show(root, penstock):
@@ -117,7 +117,7 @@ def test_read(root, penstock, tmp_path):
     target = tmp_path / "rows.parquet"
     assert "3 rows written" in penstock("read", root / "words", "seen", "--output", target)
     assert pl.read_parquet(target).height == 3
-    assert "did you mean 'seen'" in penstock("read", root / "words", "sen", code=1)
+    assert "did you mean 'seen'" in penstock("read", root / "words", "sen", code=3)
     assert "columns: user_id" in penstock("read", root / "words", "seen", "--where", "usr = 2", code=2)
     assert ".parquet or .csv" in penstock("read", root / "words", "seen", "--output", "rows.txt", code=2)
 

@@ -5,7 +5,7 @@ import pytest
 from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.leader_lease import LeaderLease, leader_of, take_lead
 from penstock.checkpoint.stores import open_store
-from penstock.core.errors import PenstockError
+from penstock.core.errors import Cause, NoJobManagerError
 from penstock.rpc.jobmanagers import ElectedJobManager
 
 
@@ -16,8 +16,9 @@ def lead(root, rpc, above):
 
 def test_the_leaders_address_and_its_successors(tmp_path):
     root = str(tmp_path)
-    with pytest.raises(PenstockError, match=r"no JobManager leads .* \(start one with this --ha-root\)"):
+    with pytest.raises(NoJobManagerError, match=r"no JobManager leads .* \(start one with this --ha-root\)") as none:
         leader_of(root)
+    assert none.value.cause is Cause.TRANSIENT, "one may start"
     lead(root, "a:6123", 0)
     found = ElectedJobManager(lambda: leader_of(root).rpc)
     assert (found.next_address(), found.other_leader("a:6123")) == ("a:6123", "")

@@ -1,62 +1,21 @@
-"""Failure causes and restart strategies: whether and when a failed job restarts; pure, with Flink's names.
+"""Restart strategies: whether and when a failed job restarts; pure, with Flink's names.
 
-`cause_of` classifies an error text; `RestartPolicy` is used by `master.job_master`, one per job. The random number
-for the jitter is passed in.
+`RestartPolicy` is used by `master.job_master`, one per job. The random number for the jitter is passed in.
 """
 
 from __future__ import annotations
 
-import enum
 import re
 from collections import deque
 from typing import Protocol
 
 from penstock.checkpoint.manifest_log import Manifest
 from penstock.config.settings import RestartStrategy
+from penstock.core.errors import Cause
 
-#: Errors that recur at every attempt; the error text starts with the name.
-_PERMANENT = (
-    "UsageError",
-    "GraphError",
-    "BadRecordError",
-    "FunctionLoadError",
-    "StateMismatchError",
-    "StateTooLargeError",
-    "SnapshotDamagedError",
-    "LostTransactionError",
-    "UndecidedOutputError",
-    "SinkOverflowError",
-    "RecordTooLargeError",
-)
-#: Errors raised by a user function, about its return value, or about the packages that it requires.
-_USER_CODE = ("UserFunctionError", "ColumnError", "RequirementsError", "SystemExit")
 #: Error of a task that lost the connection to another worker.
 _CONNECTION_LOST = "ConnectionLostError"
 _PEER = re.compile(r"\bworker (\S+) ")
-
-
-class Cause(enum.Enum):
-    """The class of a failure."""
-
-    #: A process, machine or external system failed; it may be available again.
-    TRANSIENT = "transient"
-    #: A user function raised. The same input raises again, unless the function depends on an external system.
-    USER_CODE = "user code"
-    #: A restart cannot help.
-    PERMANENT = "permanent"
-
-    @staticmethod
-    def of(*, permanent: bool) -> Cause:
-        """Return PERMANENT or TRANSIENT."""
-        return Cause.PERMANENT if permanent else Cause.TRANSIENT
-
-
-def cause_of(error: str) -> Cause:
-    """Return the cause for the error class that the text names."""
-    name = error.lstrip().partition(":")[0].strip().rpartition(".")[2]
-    if name in _PERMANENT:
-        return Cause.PERMANENT
-    return Cause.USER_CODE if name in _USER_CODE else Cause.TRANSIENT
 
 
 def lost_peer(error: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from penstock.checkpoint.ha_records import UpgradeRecord
 from penstock.checkpoint.manifest_log import Manifest
 from penstock.core.counts import counted
-from penstock.core.errors import PenstockError
+from penstock.core.errors import Cause, PenstockError, cause_of
 from penstock.core.event_log import EventLog
 from penstock.core.rand import Rand
 from penstock.core.snapshot import pending_text
@@ -39,7 +39,7 @@ from penstock.jobmanager.checkpoints.checkpointing import (
 )
 from penstock.jobmanager.deploy.adoption import Adoption, Verdict, dismissed
 from penstock.jobmanager.deploy.deployment import START_TIMEOUT_MS, Deployment, Recovered, Worker
-from penstock.jobmanager.deploy.failover import Cause, RestartPolicy, cause_of, lost_peer
+from penstock.jobmanager.deploy.failover import RestartPolicy, lost_peer
 from penstock.jobmanager.deploy.held_slots import HeldSlots
 from penstock.jobmanager.deploy.job_log import (
     JobIdentity,

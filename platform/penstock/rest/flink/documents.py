@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.core.errors import cause_of
 from penstock.graph.job_graph import ENDS
-from penstock.jobmanager.deploy.failover import cause_of
 from penstock.jobmanager.messages.views import UNREACHABLE_MS
 from penstock.rest.flink.java_throwable import serialized_throwable
 

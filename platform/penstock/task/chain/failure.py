@@ -44,7 +44,7 @@ def describe(
     if isinstance(error, PenstockError):
         text, hint = error.message, error.hint
     place = _place(error, operator)
-    # The class name precedes a PenstockError too: `jobmanager.deploy.failover` uses it to recognize errors that no
+    # The class name precedes a PenstockError too: `core.errors.cause_of` uses it to recognize errors that no
     # restart can resolve.
     line = redacted(f"{type(error).__name__}: {text}", max(0, _MAX_LINE - len(place) - len(hint) - 3)).strip()
     line = " ".join(f"{line}{place}{f' ({hint})' if hint else ''}".split()) or type(error).__name__

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from penstock.config.settings import RestartStrategy
+from penstock.core.errors import Cause, cause_of
 from penstock.graph.execution_graph import PlanIds
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
 from penstock.jobmanager.deploy import job_status as status
 from penstock.jobmanager.deploy import job_steps
 from penstock.jobmanager.deploy.deployment import Deployment, SplitAssigner
-from penstock.jobmanager.deploy.failover import Cause, RestartPolicy, cause_of, restart_decider
+from penstock.jobmanager.deploy.failover import RestartPolicy, restart_decider
 from penstock.jobmanager.deploy.job_status import TRANSITIONS, JobStatus, StatusMachine
 from penstock.jobmanager.deploy.job_steps import Step, StepMachine
 from penstock.jobmanager.messages.placement import Slot, place
@@ -293,6 +294,7 @@ def test_worker_ids_which_name_files_are_never_repeated_however_often_a_job_rest
     ("error", "cause"),
     [
         ("BadRecordError: x", Cause.PERMANENT),
+        ("NotFoundError: no job", Cause.PERMANENT),
         ("penstock.core.errors.StateMismatchError: x", Cause.PERMANENT),
         ("FunctionLoadError: map 'm': the function cannot be loaded", Cause.PERMANENT),
         ("StateTooLargeError: keyed state of n needs 5 bytes", Cause.PERMANENT),
