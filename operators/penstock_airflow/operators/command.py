@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +25,8 @@ from penstock_airflow.operators.operator import PenstockOperator
 _FINAL = (2, 3)
 #: Beginning of the line of a command's error; lines of the user's code and the row follow it.
 _ERROR = "penstock: "
+#: Python's error about a module; without a line of penstock it comes from an interpreter that cannot run penstock.
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 #: Interval of the check that the supervisor of the task's process exists.
 _LOOK_SECONDS = 1.0
 
@@ -67,6 +70,11 @@ class Command:
             self.refused = code in _FINAL
             message, more = _error_in(err)
             self.told = out + more
+            if not message.startswith(_ERROR) and (missing := _MISSING_MODULE.search(message)):
+                self.refused = True
+                msg = f"{self._argv[0]} cannot run penstock: it has no module {missing[1]!r}"
+                hint = "install penstock in it, or name another in the connection's field `python`"
+                raise PenstockError(msg, hint=hint)
             raise PenstockError(message or f"{' '.join(self._argv[3:5])} ended with code {code}")
         self.told = out[:-1] + err
         if not said.startswith("{"):

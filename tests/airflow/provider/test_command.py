@@ -46,6 +46,22 @@ def test_the_error_is_the_line_with_the_cause_and_not_the_last_one(place):
     ]
 
 
+@pytest.mark.parametrize("missing", ["penstock", "msgspec"])
+def test_an_interpreter_without_penstock_is_named_with_the_remedy(place, missing):
+    found = f"python: Error while finding module specification (ModuleNotFoundError: No module named '{missing}')"
+    command = Command(place(f'echo "{found}" >&2\nexit 1\n'), ["run", "job.py"])
+    with pytest.raises(PenstockError, match=f"/python cannot run penstock: it has no module '{missing}'") as failed:
+        command.run()
+    assert failed.value.hint == "install penstock in it, or name another in the connection's field `python`"
+    assert command.refused
+
+
+def test_a_module_that_the_job_file_lacks_is_no_fault_of_the_interpreter(place):
+    said = "penstock: job.py:2: ModuleNotFoundError: No module named 'pandaz'"
+    with pytest.raises(PenstockError, match=f"^{said}$"):
+        Command(place(f'echo "{said}" >&2\nexit 2\n'), ["run", "job.py"]).run()
+
+
 def test_warnings_of_a_command_that_succeeds(place):
     command = Command(place(DONE), ["run", "job.py"])
     assert command.run() == {"jobid": "a"}

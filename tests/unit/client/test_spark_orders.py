@@ -15,7 +15,7 @@ from penstock.cli.start.spark_options import own_address, spark_executor, spark_
 from penstock.client.sizing import Bounds
 from penstock.client.spark_cluster import _number_of, launch_for
 from penstock.core.errors import UsageError
-from penstock.snapshots.on_spark.spark_session import _end_jvm
+from penstock.snapshots.on_spark.spark_session import _end_jvm, reason_of
 
 FILES = ("ca.pem", "cluster.pem", "cluster.key")
 
@@ -146,3 +146,10 @@ def test_the_number_in_an_id():
     )
     assert _number_of(taskmanager) == 17
     assert [_number_of(other) for other in ("tm-1", "spark-x-1", "spark", "")] == [-1] * 4
+
+
+def test_executors_without_penstock_are_named_with_their_interpreter(monkeypatch):
+    text = "org.apache.spark.api.python.PythonException: Traceback:\nModuleNotFoundError: No module named 'penstock'\n"
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/other/python")
+    reason = reason_of(RuntimeError(text))
+    assert "No module named 'penstock' in the executors' Python, /opt/other/python: install it there" in reason

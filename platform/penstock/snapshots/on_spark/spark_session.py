@@ -80,7 +80,11 @@ def reason_of(error: BaseException) -> str:
     # the lines after the one that names the call
     raised = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
     sparks = [line for line in (*raised, *lines) if line.startswith("org.apache.spark")]
-    return [*said[-1:], *sparks, *raised, *lines, repr(error)][0]
+    reason = [*said[-1:], *sparks, *raised, *lines, repr(error)][0]
+    if not reason.startswith("ModuleNotFoundError"):
+        return reason
+    python = os.environ.get("PYSPARK_PYTHON", "python3")
+    return f"{reason} in the executors' Python, {python}: install it there, or set PYSPARK_PYTHON to another one"
 
 
 def require_java() -> None:
