@@ -106,6 +106,37 @@ class AutoscalerSettings(msgspec.Struct, frozen=True, kw_only=True):
         return _out_of_range(self, ranges)
 
 
+class AdaptiveSchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the adaptive scheduler, with Flink's names.
+
+    The job's parallelism is then its largest, and follows the slots (`jobmanager.change.adaptive_scheduler`).
+    """
+
+    enabled: bool = False
+    #: The job does not run with less, unless it declares less.
+    min_parallelism: int = 1
+    #: A start waits for the whole parallelism at most this long; without the minimum it then fails.
+    resource_wait_timeout_ms: int = 300_000
+    #: Fewer slots than wanted are used after they have not changed for this long.
+    resource_stabilization_timeout_ms: int = 10_000
+    #: Least time between the start of all subtasks and a rescale.
+    scaling_interval_ms: int = 30_000
+    #: A running job takes more slots only for at least this many more subtasks per vertex.
+    min_parallelism_increase: int = 1
+
+    @property
+    def fault(self) -> str:
+        """Return an error text for a setting that is out of range; empty if all are in range."""
+        ranges = {
+            "min_parallelism": (1, MOST_SUBTASKS),
+            "resource_wait_timeout_ms": (0, _MOST_MS),
+            "resource_stabilization_timeout_ms": (0, _MOST_MS),
+            "scaling_interval_ms": (0, _MOST_MS),
+            "min_parallelism_increase": (1, MOST_SUBTASKS),
+        }
+        return _out_of_range(self, ranges)
+
+
 class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that a job carries from its submitter."""
 
