@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from tests.support.waiting import patience, wait_until
 
+from penstock.config.config_file import TaskManagerSettings
 from penstock.config.settings import JobSettings
 from penstock.connector.source import SourceSpec
 from penstock.core.clock import SystemClock
@@ -35,6 +36,7 @@ from penstock.rpc.messages import (
     decode_worker_report,
     encode,
 )
+from penstock.taskmanager.memory_division import divided
 from penstock.taskmanager.supervisor import Supervisor, SupervisorConfig
 
 PROBE = Path(__file__).parent / "probe"
@@ -113,7 +115,8 @@ class Stage:
 
     def __init__(self, work_dir, **options) -> None:
         self.jobmanager = JobManager()
-        config = SupervisorConfig(taskmanager_id="tm", slots=4, work_dir=work_dir, **options)
+        options = {"memory": divided(TaskManagerSettings(), 4, 64 << 30, "--memory"), **options}
+        config = SupervisorConfig(taskmanager_id="tm", work_dir=work_dir, **options)
         self.supervisor = Supervisor(config, SystemClock(), lambda text: print("TM:", text, file=sys.stderr))
         self.jobmanager.supervisor = self.supervisor
         self.supervisor.connect(self.jobmanager)

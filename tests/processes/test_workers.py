@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.config_file import TaskManagerSettings
 from penstock.rpc.messages import FetchLog, Heartbeat, LogText, StopWorker, WorkerStartFailed
+from penstock.taskmanager.memory_division import divided
 from penstock.taskmanager.template import SAFE_THREADS
-from penstock.taskmanager.worker_memory import WorkerMemory
 
 pytestmark = pytest.mark.processes
 
@@ -150,7 +151,7 @@ async def test_workers_die_with_their_template_and_a_new_template_takes_over(sta
 
 
 async def test_a_worker_beyond_its_memory_limit_is_killed_with_the_reason(stage_with):
-    stage = stage_with(memory=WorkerMemory(limit_bytes=400 << 20))
+    stage = stage_with(memory=divided(TaskManagerSettings(worker_memory_bytes=400 << 20), 4, 8 << 30, "--memory"))
     await stage.open()
     try:
         stage.start("w")
@@ -165,12 +166,12 @@ async def test_a_worker_beyond_its_memory_limit_is_killed_with_the_reason(stage_
 
 
 async def test_a_worker_whose_job_wants_more_memory_than_a_slot_has_is_not_started(stage_with):
-    stage = stage_with(memory=WorkerMemory(total_bytes=512 << 20))
+    stage = stage_with(memory=divided(TaskManagerSettings(), 4, 1 << 30, "--memory"))
     await stage.open()
     try:
         stage.start("w", managed_memory_bytes=512 << 20)
         refused = await stage.jobmanager.until(lambda r: r if isinstance(r, WorkerStartFailed) else None)
-        assert refused.error.startswith("UsageError: the job needs at least 768 MB of memory per slot")
+        assert refused.error.startswith("UsageError: the job wants 512 MB of managed memory per slot, but a slot has ")
     finally:
         await stage.close()
 

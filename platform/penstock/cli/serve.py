@@ -46,6 +46,7 @@ TASKMANAGER_OPTIONS = {
     "slots": ("taskmanager.slots",),
     "work-dir": ("taskmanager.work_dir",),
     "memory": ("taskmanager.memory",),
+    "host-taskmanagers": ("taskmanager.host_taskmanagers",),
     "worker-memory": ("taskmanager.worker_memory",),
     "id": ("taskmanager.id",),
     "security": ("cluster.security",),
@@ -82,12 +83,15 @@ def taskmanager(options: Mapping[str, str]) -> int:
     """Run a TaskManager until it is stopped; return the exit code. With 0 slots, their number is read from stdin."""
     die_with_parent()
     from penstock.client.wait_lines import WaitLines
+    from penstock.metrics.process import physical_memory
+    from penstock.taskmanager.host_memory import total_memory
     from penstock.taskmanager.main import TaskManagerConfig, run_taskmanager
-    from penstock.taskmanager.worker_memory import WorkerMemory
+    from penstock.taskmanager.memory_division import divided
 
     configured = _configured(TASKMANAGER_OPTIONS, options)
     settings, shared = configured.settings.taskmanager, configured.settings.cluster
     address, ha_root = _leader_place(configured)
+    total = total_memory(settings, physical_memory())
     identity = settings.id or own_name(SystemRand())
     configure_logs(shared.log_format, process="taskmanager", taskmanager=identity)
     config = TaskManagerConfig(
@@ -97,7 +101,7 @@ def taskmanager(options: Mapping[str, str]) -> int:
         log_format=shared.log_format,
         slots=settings.slots or None,
         work_dir=Path(settings.work_dir),
-        memory=WorkerMemory(total_bytes=settings.memory_bytes, limit_bytes=settings.worker_memory_bytes),
+        divide=lambda slots: divided(settings, slots, total.size_bytes, total.origin),
         security=_security(shared),
         data_host=settings.data_host,
         data_bind=settings.data_bind,

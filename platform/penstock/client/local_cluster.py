@@ -216,6 +216,7 @@ class LocalCluster:
             "taskmanager",
             "--jobmanager", self._config.rpc_dialled or self.rpc_address,
             "--slots", str(self._slots or 0),
+            "--host-taskmanagers", str(self._config.taskmanagers),
             "--id", f"tm-{index}",
             "--work-dir", str(self.directory / f"tm-{index}"),
             # settings of the configuration file that concern other hosts

@@ -60,10 +60,20 @@ class TaskManagerSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: 0: read from stdin before the registration.
     slots: int = 1
     work_dir: str = ".penstock/tm"
-    #: Memory of all workers, divided among the slots; None: no limit.
+    #: Memory of the TaskManager with its workers; None: the container's limit, else 80 % of the host's memory.
     memory_bytes: int | None = None
-    #: Memory limit of a worker, without mapped files; a worker above it is killed. None: the share of its slot, else
-    #: twice its managed memory + 2 GiB.
+    #: TaskManagers that share this host or container; without `memory`, each gets an equal part.
+    host_taskmanagers: int = 1
+    #: Memory of the supervisor and the system; None: a tenth of the total, from 128 MiB to 1 GiB.
+    framework_memory_bytes: int | None = None
+    #: Part of the total for rows in flight, within the two bounds.
+    network_memory_fraction: float = 0.1
+    network_memory_min_bytes: int = 64 << 20
+    network_memory_max_bytes: int | None = None
+    #: Part of the total for state, unless its size is given.
+    managed_memory_fraction: float = 0.4
+    managed_memory_bytes: int | None = None
+    #: Memory limit of a worker, without mapped files; a worker above it is killed. None: the part of its slot.
     worker_memory_bytes: int | None = None
     #: Name of this TaskManager; empty: host name and process id.
     id: str = ""
@@ -73,6 +83,24 @@ class TaskManagerSettings(msgspec.Struct, frozen=True, kw_only=True):
     data_bind: str = ""
     #: Port of `/metrics` on loopback; 0: a free one.
     metrics_port: int = 0
+
+    @property
+    def fault(self) -> str:
+        """Return an error text for a setting that is out of range; empty if all are in range."""
+        if self.slots < 0:
+            return f"slots is {self.slots}, but has to be at least 1"
+        if self.host_taskmanagers < 1:
+            return f"host_taskmanagers is {self.host_taskmanagers}, but has to be at least 1"
+        for name, value in (
+            ("network_memory_fraction", self.network_memory_fraction),
+            ("managed_memory_fraction", self.managed_memory_fraction),
+        ):
+            if not 0 <= value < 1:
+                return f"{name} is {value}, but has to be from 0 to less than 1"
+        least, most = self.network_memory_min_bytes, self.network_memory_max_bytes
+        if most is not None and most < least:
+            return f"network_memory_max_bytes is {most}, but has to be at least network_memory_min_bytes, {least}"
+        return ""
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,10 +226,9 @@ def _full(name: str, settings: Configuration) -> str:
 
 def _checked(settings: Configuration, origins: Mapping[str, str]) -> Configuration:
     """Return the settings; raises UsageError if one is out of range."""
-    slots = settings.taskmanager.slots
     faults = {
         "jobmanager": settings.jobmanager.fault,
-        "taskmanager": "" if slots >= 0 else f"slots is {slots}, but has to be at least 1",
+        "taskmanager": settings.taskmanager.fault,
         "job": settings.job.fault,
     }
     for section, fault in faults.items():

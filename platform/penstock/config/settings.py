@@ -21,11 +21,13 @@ _HINT = "see the table of settings in the docs"
 _PATH = re.compile(r"at `\$\.([\w.]+)")
 _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3, "h": 3600e3, "d": 86400e3}
 MOST_SUBTASKS = 1 << 15
+#: Managed memory of a slot whose job sets none.
+DEFAULT_MANAGED_BYTES = 256 << 20
 #: Each one under way holds the rows of its changes in memory until they are uploaded.
 MOST_CONCURRENT_CHECKPOINTS = 32
 _MOST_MS, _MOST_PORT = 366 * 86_400_000, 65_535
 S = TypeVar("S", bound=msgspec.Struct)
-_UNITS_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+_UNITS_BYTES = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,8 +165,9 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     state_backend: Literal["hashmap", "rocksdb", "remote"] = "hashmap"
     #: `remote`: limit of fetched state on the local disk of one slot; above it, cold state is dropped.
     remote_local_bytes: int = 8 << 30
-    #: Limit of hot tables, frozen pages and open segments of one slot.
-    managed_memory_bytes: int = 256 << 20
+    #: Limit of hot tables, frozen pages and open segments of one slot; None: `DEFAULT_MANAGED_BYTES`, or the slot's
+    #: part of the TaskManager's managed memory if that is less.
+    managed_memory_bytes: int | None = None
     buffer_timeout_ms: int = 100
     buffer_size_bytes: int = 1 << 20
     #: Exclusive bytes per channel and floating bytes per gate = these counts x buffer_size_bytes.
@@ -190,6 +193,11 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     requirements: tuple[str, ...] = ()
     #: Local folders put on the workers' import path (the job file's own folder).
     python_path: tuple[str, ...] = ()
+
+    @property
+    def managed_bytes(self) -> int:
+        """The managed memory of a slot; in a worker, what its TaskManager granted."""
+        return DEFAULT_MANAGED_BYTES if self.managed_memory_bytes is None else self.managed_memory_bytes
 
     @property
     def fault(self) -> str:
@@ -284,11 +292,18 @@ def parse_bytes(value: str | int, what: str) -> int:
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", str(value).upper())
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(B|[KMGT](?:I?B)?)\s*", str(value).upper())
     if match is None:
         msg = f"{what} {value!r} is not a size"
         raise UsageError(msg, hint="write for example '256MB' or '1GB'")
-    return int(float(match[1]) * _UNITS_BYTES[match[2].replace("I", "")])
+    return int(float(match[1]) * _UNITS_BYTES[match[2][0]])
+
+
+def with_granted(settings: JobSettings, managed_bytes: int) -> JobSettings:
+    """Return the settings with the managed memory that a slot granted, if the job sets none."""
+    if settings.managed_memory_bytes is not None:
+        return settings
+    return msgspec.structs.replace(settings, managed_memory_bytes=managed_bytes)
 
 
 def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSettings:

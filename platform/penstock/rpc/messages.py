@@ -429,6 +429,16 @@ class RegisteredWorker(msgspec.Struct, frozen=True, kw_only=True):
     slot: int
 
 
+class MemoryParts(msgspec.Struct, frozen=True, kw_only=True):
+    """The division of a TaskManager's memory in bytes (`taskmanager.memory_division`); all 0: it is unknown."""
+
+    total_bytes: int = 0
+    framework_bytes: int = 0
+    task_bytes: int = 0
+    network_bytes: int = 0
+    managed_bytes: int = 0
+
+
 class RegisterTaskManager(Message, frozen=True, kw_only=True):
     """First message on the stream; a reconnecting TaskManager lists the workers it still runs."""
 
@@ -439,8 +449,7 @@ class RegisterTaskManager(Message, frozen=True, kw_only=True):
     workers: tuple[RegisteredWorker, ...] = ()
     #: host:port of its `/metrics` endpoint; empty: none.
     metrics_address: str = ""
-    #: Memory that a slot's worker may use; 0: no total was given.
-    slot_memory_bytes: int = 0
+    memory: MemoryParts = MemoryParts()
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
@@ -531,7 +540,8 @@ class StartWorker(Message, frozen=True, kw_only=True):
     slot: int
     requirements: tuple[str, ...]
     python_path: tuple[str, ...]
-    managed_memory_bytes: int
+    #: None: the TaskManager's default.
+    managed_memory_bytes: int | None
     #: Modules that the job's template imports beforehand.
     preload: tuple[str, ...] = ()
     #: For display.

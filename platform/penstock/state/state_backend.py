@@ -66,7 +66,7 @@ class StateBackend:
     def __init__(self, request: KeyedStateRequest) -> None:
         """Open nothing yet."""
         self._request = request
-        self._share = request.settings.managed_memory_bytes // _COLD_SHARE
+        self._share = request.settings.managed_bytes // _COLD_SHARE
         self._opened: list[ColdPaneStore | SpillStore | RunFiles | RemoteRuns] = []
         #: The fetchers of remote states, for prefetches.
         self.remote: list[RangeFetcher[Any]] = []
@@ -144,7 +144,7 @@ class StateBackend:
     def _local_bytes(self) -> int:
         """Return the local disk limit for fetched state of this subtask."""
         settings = self._request.settings
-        return settings.remote_local_bytes * self._request.budget.limit_bytes // settings.managed_memory_bytes
+        return settings.remote_local_bytes * self._request.budget.limit_bytes // settings.managed_bytes
 
     def _remote_rows(self, source: FrozenSource, spec: PaneTableSpec) -> RemotePanes:
         request = self._request

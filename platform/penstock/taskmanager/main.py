@@ -20,9 +20,9 @@ from penstock.core.errors import PenstockError, UsageError
 from penstock.core.logs import LogFormat
 from penstock.rpc.client import TaskManagerLink
 from penstock.rpc.jobmanagers import ElectedJobManager
+from penstock.taskmanager.memory_division import MemoryDivision
 from penstock.taskmanager.metrics import MetricsServer
 from penstock.taskmanager.supervisor import Supervisor, SupervisorConfig, log_to_stderr
-from penstock.taskmanager.worker_memory import UNLIMITED, WorkerMemory
 
 _LOOPBACK = "127.0.0.1"
 _HOST = re.compile(r"[A-Za-z0-9.:_-]+")
@@ -40,7 +40,8 @@ class TaskManagerConfig:
     #: None: read from stdin before the registration.
     slots: int | None = 1
     work_dir: Path = Path(".penstock/taskmanager")
-    memory: WorkerMemory = UNLIMITED
+    #: Divides its memory among that many slots; raises UsageError if it is too little.
+    divide: Callable[[int], MemoryDivision]
     #: The cluster's certificates and secret.
     security: Security = UNPROTECTED
     #: Name or address of this host's workers for other hosts; empty: all workers are on this host.
@@ -75,9 +76,8 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None], on_wa
     supervisor = Supervisor(
         SupervisorConfig(
             taskmanager_id=config.taskmanager_id,
-            slots=config.slots or 0,
             work_dir=work_dir,
-            memory=config.memory,
+            memory=None if config.slots is None else config.divide(config.slots),
             security=config.security,
             data_address=data_address,
             log_format=config.log_format,
@@ -143,7 +143,7 @@ async def _serve(config: TaskManagerConfig, supervisor: Supervisor, link: TaskMa
         slots = await _read_slots()
         if not slots:
             return  # the parent has no job for this TaskManager
-        supervisor.set_slots(slots)
+        supervisor.set_memory(config.divide(slots))
     await link.run()
 
 

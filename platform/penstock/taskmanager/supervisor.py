@@ -33,6 +33,7 @@ from penstock.rpc.messages import (
     HeartbeatAck,
     LeaseRenewed,
     LogText,
+    MemoryParts,
     Registered,
     RegisteredWorker,
     RegisterTaskManager,
@@ -49,10 +50,10 @@ from penstock.rpc.messages import (
 )
 from penstock.taskmanager.control_sockets import WorkerSpec
 from penstock.taskmanager.environments import Environments
+from penstock.taskmanager.memory_division import MemoryDivision
 from penstock.taskmanager.metrics import ProcessMetrics, RunningWorker
 from penstock.taskmanager.process_control import unreclaimable_bytes
 from penstock.taskmanager.worker_logs import WorkerLogs, crash_place, tail_of
-from penstock.taskmanager.worker_memory import UNLIMITED, WorkerMemory, excess_text
 from penstock.taskmanager.worker_process import WorkerProcess
 
 
@@ -177,9 +178,9 @@ class SupervisorConfig:
     """The configuration of one TaskManager."""
 
     taskmanager_id: str
-    slots: int
     work_dir: Path
-    memory: WorkerMemory = UNLIMITED
+    #: Its slots, and their memory; None: set before the registration.
+    memory: MemoryDivision | None
     #: The cluster's security; workers get keys derived from its secret, and its certificate.
     security: Security = UNPROTECTED
     #: `tcp:<address>:0=<host>`: where its workers listen for other hosts; empty: they do not.
@@ -196,7 +197,8 @@ class Supervisor:
         self._clock = clock
         self._log = log
         self._logs = WorkerLogs(config.work_dir / "logs")
-        self._slots = SlotTable(config.slots)
+        self._memory = config.memory
+        self._slots = SlotTable(0 if config.memory is None else config.memory.slots)
         self._workers: dict[str, WorkerProcess] = {}
         #: Requested workers by slot, whose killed predecessor still holds it.
         self._waiting: dict[int, StartWorker] = {}
@@ -219,9 +221,10 @@ class Supervisor:
         """Warm the base template, so that the first worker starts as fast as later ones."""
         await self._environments.warm()
 
-    def set_slots(self, slots: int) -> None:
-        """Set the number of slots; only before the registration."""
-        self._slots = SlotTable(slots)
+    def set_memory(self, memory: MemoryDivision) -> None:
+        """Set the slots and their memory; only before the registration."""
+        self._memory = memory
+        self._slots = SlotTable(memory.slots)
 
     def connect(self, link: Link) -> None:
         """Use this link from now on."""
@@ -242,7 +245,7 @@ class Supervisor:
                 if not worker.stopping
             ),
             metrics_address=self.metrics_address,
-            slot_memory_bytes=self._config.memory.slot_bytes(self._slots.count),
+            memory=_parts(self._memory),
         )
 
     def handle(self, command: TaskManagerCommand) -> None:
@@ -365,20 +368,18 @@ class Supervisor:
             self._check_memory(self._workers[worker_id], held)
 
     def _check_memory(self, worker: WorkerProcess, held: int) -> None:
-        limit = self._config.memory.limit(worker.spec.managed_memory_bytes, self._slots.count)
-        if held > limit and not worker.stopping:
-            worker.kill(excess_text(held, limit))
+        if self._memory is not None and not worker.stopping and (why := self._memory.excess(held)):
+            worker.kill(why)
 
     def _on_start_worker(self, command: StartWorker) -> None:
         if command.worker_id in self._workers:
             return
-        if self._registered is None:
+        if self._registered is None or self._memory is None:
             return  # a command of a closed stream
         if self._is_being_freed(command.slot) and command.slot not in self._waiting:
             self._waiting[command.slot] = command
             return
-        refusal = self._config.memory.refusal(command.managed_memory_bytes, self._slots.count)
-        if refusal:
+        if refusal := self._memory.refusal(command.managed_memory_bytes):
             self._start_failed(command.worker_id, f"UsageError: {refusal}")
             return
         try:
@@ -393,7 +394,7 @@ class Supervisor:
             job_id=command.job_id,
             taskmanager_id=self._config.taskmanager_id,
             slot=command.slot,
-            managed_memory_bytes=command.managed_memory_bytes,
+            managed_memory_bytes=self._memory.granted(command.managed_memory_bytes),
             lease_ms=self._registered.worker_lease_ms,
             log_path=str(self._logs.path_of(command.worker_id)),
             listen=",".join(filter(None, (self._config.data_address, f"unix:{self._socket_dir}"))),
@@ -488,6 +489,18 @@ class Supervisor:
     def _send(self, report: TaskManagerReport) -> None:
         if self._link is not None:
             self._link.send(report)
+
+
+def _parts(memory: MemoryDivision | None) -> MemoryParts:
+    if memory is None:
+        return MemoryParts()
+    return MemoryParts(
+        total_bytes=memory.total_bytes,
+        framework_bytes=memory.framework_bytes,
+        task_bytes=memory.task_bytes,
+        network_bytes=memory.network_bytes,
+        managed_bytes=memory.managed_bytes,
+    )
 
 
 def log_to_stderr(text: str) -> None:

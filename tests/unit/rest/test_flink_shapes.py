@@ -31,6 +31,7 @@ from penstock.rest.flink import vertex_documents as flink_checkpoints
 from penstock.rest.flink import vertex_documents as flink_vertices
 from penstock.rest.jobs import metric_routes as flink_metrics
 from penstock.rest.jobs.operation_routes import policy_of, upgrade_document
+from penstock.rpc.messages import MemoryParts
 
 NOW = 5_000
 
@@ -73,7 +74,11 @@ NO_CHECKPOINTS = CheckpointsView(completed=0, failed=0, in_progress=0, restored=
 MANAGER = TaskManagerView(
     taskmanager_id="tm", host="h", pid=1, slots=2, free_slots=1, registered_ms=1, last_heartbeat_ms=2,
     workers=(WorkerView(worker_id="w", job_id="1" * 32, slot=0, pid=9, memory_bytes=100),),
-    metrics_address="127.0.0.1:9", process={"Status.JVM.Memory.Heap.Used": 5.0},
+    metrics_address="127.0.0.1:9", process={"Status.JVM.Memory.Heap.Used": 5.0, "Status.JVM.Memory.Heap.Max": 99.0},
+    memory=MemoryParts(
+        total_bytes=1 << 30, framework_bytes=128 << 20, task_bytes=400 << 20, network_bytes=96 << 20,
+        managed_bytes=400 << 20,
+    ),
 )  # fmt: skip
 
 
@@ -84,6 +89,16 @@ def nulls(value, where=""):
     if isinstance(value, list):
         return [found for i, item in enumerate(value) for found in nulls(item, f"{where}/{i}")]
     return [where] if value is None else []
+
+
+def test_the_memory_of_a_taskmanager_is_given_in_parts_and_that_of_slots_in_mebibytes():
+    shown = flink_cluster.taskmanager_detail(MANAGER)
+    parts = shown["memoryConfiguration"]
+    assert sum(parts[key] for key in ("frameworkHeap", "taskHeap", "networkMemory", "managedMemory")) == 1 << 30
+    assert (parts["totalProcessMemory"], shown["hardware"]["managedMemory"]) == (1 << 30, 400 << 20)
+    slot = {"cpuCores": 1.0, "taskHeapMemory": 200, "taskOffHeapMemory": 0, "managedMemory": 200, "networkMemory": 48}
+    assert shown["freeResource"] == shown["allocatedSlots"][0]["resource"] == slot
+    assert shown["totalResource"]["managedMemory"] == 400
 
 
 @pytest.mark.parametrize("settings", [JobSettings(), JobSettings(checkpoint_interval_ms=5)])

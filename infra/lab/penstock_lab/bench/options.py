@@ -55,7 +55,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def managed_memory_bytes(self) -> int:
         """Return the memory for state of a slot of the job."""
-        return with_overrides(JobSettings(), self.settings).managed_memory_bytes
+        return with_overrides(JobSettings(), self.settings).managed_bytes
 
     @property
     def interval_ms(self) -> int | None:

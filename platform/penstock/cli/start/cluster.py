@@ -223,6 +223,14 @@ def status(*, cluster: Annotated[str | None, typer.Option()] = None, json: JsonO
     for manager in managers:
         free = f"{manager['freeSlots']}/{manager['slotsNumber']} slots free"
         say(f"  {manager['id']}: process {manager['pid']} on {manager['path']}, {free}")
+        say(f"    memory: {_memory(manager['memoryConfiguration'])}")
+
+
+def _memory(parts: dict[str, int]) -> str:
+    """Return the parts of a TaskManager's memory (`documents.taskmanager`)."""
+    named = {"framework": "frameworkHeap", "tasks": "taskHeap", "network": "networkMemory", "managed": "managedMemory"}
+    shown = ", ".join(f"{name} {parts[key] >> 20} MB" for name, key in named.items())
+    return f"{parts['totalProcessMemory'] >> 20} MB ({shown})"
 
 
 @commands.command("stop")

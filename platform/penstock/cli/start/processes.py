@@ -87,7 +87,7 @@ def taskmanager(
         Path | None, typer.Option(help="Folder for logs, spill files, requirements.", show_default=".penstock/tm")
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(help="Memory of all workers, divided among the slots, such as 8GB.")
+        str | None, typer.Option(help="Memory of this TaskManager with its workers, such as 8GB.")
     ] = None,
     worker_memory: Annotated[
         str | None, typer.Option(help="Memory limit of a worker, above which it is killed.")

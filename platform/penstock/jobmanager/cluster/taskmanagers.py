@@ -396,7 +396,7 @@ class TaskManagers:
                     for worker_id, worker in manager.workers.items()
                 ),
                 metrics_address=manager.session.registration.metrics_address,
-                slot_memory_bytes=manager.session.registration.slot_memory_bytes,
+                memory=manager.session.registration.memory,
                 process=manager.process,
             )
             for name, manager in sorted(self._managers.items())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.config.settings import ClusterSettings, JobSettings
+from penstock.rpc.messages import MemoryParts
 
 #: A source counts as unreachable after this time without an answer of its external system.
 UNREACHABLE_MS = 2_000
@@ -341,8 +342,7 @@ class TaskManagerView(_View, frozen=True, kw_only=True):
     workers: tuple[WorkerView, ...]
     #: host:port of its `/metrics` endpoint; empty if it has none.
     metrics_address: str = ""
-    #: Memory that a slot's worker may use; 0: no total was given.
-    slot_memory_bytes: int = 0
+    memory: MemoryParts = MemoryParts()
     #: Resource metrics of the process, with Flink's names (`metrics.process`).
     process: dict[str, float] = {}
 

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import NotFoundError
-from penstock.rest.flink.documents import job_overview, taskmanager
+from penstock.rest.flink.documents import job_overview, slots_resource, taskmanager
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 #: Application states that differ from the job's state.
 _APPLICATION = {"RESTARTING": "RUNNING", "RECONCILING": "RUNNING", "FAILING": "FAILING", "CANCELLING": "CANCELING"}
-_NO_RESOURCE = {"cpuCores": 0.0, "taskHeapMemory": 0, "taskOffHeapMemory": 0, "managedMemory": 0, "networkMemory": 0}
 
 
 def application(job: JobSummary, now_ms: int) -> Json:
@@ -113,7 +112,9 @@ def taskmanager_detail(view: TaskManagerView) -> Json:
     heap, other = "Status.JVM.Memory.Heap.", "Status.JVM.Memory.NonHeap."
     return {
         **taskmanager(view),
-        "allocatedSlots": [{"jobId": w.job_id, "resource": _NO_RESOURCE, "assignedTasks": 0} for w in view.workers],
+        "allocatedSlots": [
+            {"jobId": w.job_id, "resource": slots_resource(view, 1), "assignedTasks": 0} for w in view.workers
+        ],
         "metrics": {
             "heapUsed": int(process.get(f"{heap}Used", 0)),
             "heapCommitted": int(process.get(f"{heap}Committed", 0)),
@@ -146,6 +147,7 @@ def taskmanager_values(view: TaskManagerView) -> dict[str, float | str]:
         "Status.Penstock.Workers.Count": len(view.workers),
         "Status.Penstock.Workers.Memory.Used": workers,
         "Status.Flink.Memory.Managed.Used": managed,
+        "Status.Flink.Memory.Managed.Total": view.memory.managed_bytes,
     }
 
 

@@ -350,7 +350,8 @@ def rescaling_status(status: OperationStatus) -> Json:
 
 
 def taskmanager(view: TaskManagerView) -> Json:
-    """Return an entry of `/taskmanagers`."""
+    """Return an entry of `/taskmanagers`; sizes of `memoryConfiguration` are bytes."""
+    memory = view.memory
     return {
         "id": view.taskmanager_id,
         "path": view.host,
@@ -359,13 +360,43 @@ def taskmanager(view: TaskManagerView) -> Json:
         "timeSinceLastHeartbeat": view.last_heartbeat_ms,
         "slotsNumber": view.slots,
         "freeSlots": view.free_slots,
-        "totalResource": {"cpuCores": 0.0, "taskHeapMemory": 0, "managedMemory": 0, "networkMemory": 0},
-        "freeResource": {"cpuCores": 0.0, "taskHeapMemory": 0, "managedMemory": 0, "networkMemory": 0},
-        "hardware": {"cpuCores": 0, "physicalMemory": 0, "freeMemory": 0, "managedMemory": 0},
-        "memoryConfiguration": {"totalProcessMemory": view.slots * view.slot_memory_bytes},
-        "slotMemory": view.slot_memory_bytes,
+        "totalResource": slots_resource(view, view.slots),
+        "freeResource": slots_resource(view, view.free_slots),
+        "hardware": {
+            "cpuCores": 0,
+            "physicalMemory": int(view.process.get("Status.JVM.Memory.Heap.Max", 0)),
+            "freeMemory": 0,
+            "managedMemory": memory.managed_bytes,
+        },
+        "memoryConfiguration": {
+            "frameworkHeap": memory.framework_bytes,
+            "taskHeap": memory.task_bytes,
+            "frameworkOffHeap": 0,
+            "taskOffHeap": 0,
+            "networkMemory": memory.network_bytes,
+            "managedMemory": memory.managed_bytes,
+            "jvmMetaspace": 0,
+            "jvmOverhead": 0,
+            "totalFlinkMemory": memory.total_bytes,
+            "totalProcessMemory": memory.total_bytes,
+        },
         "blocked": view.drained,
         "pid": view.pid,
+    }
+
+
+def slots_resource(view: TaskManagerView, slots: int) -> Json:
+    """Return the resources of some of a TaskManager's slots, which are equal; memory in MiB, as Flink gives it."""
+
+    def megabytes(size: int) -> int:
+        return size * slots // max(1, view.slots) >> 20
+
+    return {
+        "cpuCores": float(slots),
+        "taskHeapMemory": megabytes(view.memory.task_bytes),
+        "taskOffHeapMemory": 0,
+        "managedMemory": megabytes(view.memory.managed_bytes),
+        "networkMemory": megabytes(view.memory.network_bytes),
     }
 
 

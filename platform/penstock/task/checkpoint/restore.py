@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.config.settings import with_granted
 from penstock.core import failpoints
 from penstock.core.elements import MIN_TIMESTAMP, Batch
 from penstock.core.keygroup import HashRange
@@ -178,7 +179,7 @@ def _state_request(
         uid=restore.uid,
         snapshots=restore.keyed,
         hash_range=HashRange(deployment.hash_low, deployment.hash_high),
-        settings=deployment.settings,
+        settings=with_granted(deployment.settings, environment.managed_memory_bytes),
         read=services.read_file,
         directory=Path(environment.state_dir) / f"{place}-{zlib.crc32(restore.uid.encode()):08x}",
         writer=f"{deployment.run_id}/{execution.vertex_id}/{execution.subtask}/{execution.attempt}",

@@ -118,7 +118,7 @@ def contest(job: BenchJob, options: BenchOptions) -> Contest:
         events=job.events,
         right=job.right,
         # a peer has one process for all slots
-        managed_bytes=managed * options.parallelism if managed != JobSettings().managed_memory_bytes else None,
+        managed_bytes=managed * options.parallelism if managed != JobSettings().managed_bytes else None,
         checkpoint_ms=options.interval_ms or 0,
         prepare=job.prepare,
     )

@@ -26,6 +26,12 @@ async function workersOf(job, signal) {
   }
 }
 
+function memory(parts) {
+  if (!parts.totalProcessMemory) return null;
+  return h("span", {}, `${bytes(parts.totalProcessMemory)} of memory: ${bytes(parts.frameworkHeap)} framework, ` +
+    `${bytes(parts.taskHeap)} tasks, ${bytes(parts.networkMemory)} network, ${bytes(parts.managedMemory)} managed`);
+}
+
 export function view({ args, data }) {
   if (args[0]) return page(args[0], data.log.text);
   const now = Date.now();
@@ -40,7 +46,7 @@ export function view({ args, data }) {
         h("p", { class: "facts" },
           h("span", {}, squares(manager.slotsNumber - manager.freeSlots, manager.slotsNumber)),
           h("span", {}, `${manager.freeSlots} of ${manager.slotsNumber} slots free`),
-          manager.slotMemory ? h("span", {}, `${bytes(manager.slotMemory)} of memory per slot`) : null,
+          memory(manager.memoryConfiguration),
           h("span", {}, manager.path), h("span", {}, `process ${manager.pid}`),
           h("span", {}, `last heartbeat ${duration(Math.max(0, now - manager.timeSinceLastHeartbeat))} ago`),
           h("a", { href: `#/logs/${encodeURIComponent(manager.id)}`, "aria-label": `Log of ${manager.id}` }, "log")),

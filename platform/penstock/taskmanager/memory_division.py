@@ -1,0 +1,143 @@
+"""The memory of a TaskManager: its division into parts and slots, what a job is granted, when a worker is killed.
+
+Pure. `taskmanager.main` divides the total of `host_memory`; `taskmanager.supervisor` grants and checks. One process is
+one slot, so that a slot's parts bound one worker:
+
+    total = framework + slots x (managed + network + task)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.config.config_file import TaskManagerSettings
+from penstock.config.settings import DEFAULT_MANAGED_BYTES
+from penstock.core.errors import UsageError
+
+_MB = 1 << 20
+#: Framework memory without a setting: one part in this many of the total, within these bounds.
+_FRAMEWORK_PART, _LEAST_FRAMEWORK, _MOST_FRAMEWORK = 10, 128 * _MB, 1024 * _MB
+#: A worker's interpreter, libraries and batches need this much of its slot.
+LEAST_TASK_BYTES = 128 * _MB
+#: The least managed memory of a slot when its size is not set.
+_LEAST_MANAGED_BYTES = 8 * _MB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryDivision:
+    """The parts of one TaskManager's memory, in bytes; they add up to `total_bytes`."""
+
+    slots: int
+    total_bytes: int
+    #: The supervisor, its template, and what the system needs.
+    framework_bytes: int
+    #: Code and batches of all workers.
+    task_bytes: int
+    #: Rows in flight to all workers.
+    network_bytes: int
+    #: State of all workers.
+    managed_bytes: int
+    #: `taskmanager.worker_memory`; 0: a worker's limit is its slot's part.
+    worker_limit_bytes: int = 0
+
+    @property
+    def slot_managed_bytes(self) -> int:
+        """The managed memory of one slot."""
+        return self.managed_bytes // self.slots
+
+    @property
+    def slot_network_bytes(self) -> int:
+        """The network memory of one slot."""
+        return self.network_bytes // self.slots
+
+    @property
+    def limit_bytes(self) -> int:
+        """The memory above which a worker is killed."""
+        return self.worker_limit_bytes or (self.total_bytes - self.framework_bytes) // self.slots
+
+    def granted(self, wanted_bytes: int | None) -> int:
+        """Return the managed memory of a worker whose job wants this much; None: the default."""
+        return min(DEFAULT_MANAGED_BYTES, self.slot_managed_bytes) if wanted_bytes is None else wanted_bytes
+
+    def refusal(self, wanted_bytes: int | None) -> str:
+        """Return why a worker cannot have this managed memory, with the way out; empty: it can."""
+        return managed_refusal(self.granted(wanted_bytes), self.slot_managed_bytes)
+
+    def excess(self, held_bytes: int) -> str:
+        """Return why a worker that holds so many bytes is killed, with the ways out; empty: it is not."""
+        limit = self.limit_bytes
+        if held_bytes <= limit:
+            return ""
+        more = (
+            "a higher --worker-memory" if self.worker_limit_bytes else "more --memory, fewer slots or --worker-memory"
+        )
+        return (
+            f"it used {held_bytes // _MB} MB of memory, its limit is {limit // _MB} MB, and was killed (a function:"
+            " let it keep and yield fewer rows a call, because the rows of a call are held until it returns; large"
+            f" state: state_backend=rocksdb; else start the TaskManager with {more})"
+        )
+
+
+def managed_refusal(wanted_bytes: int, slot_bytes: int) -> str:
+    """Return why a slot with `slot_bytes` of managed memory cannot run a job, with the way out; empty: it can."""
+    if wanted_bytes <= slot_bytes:
+        return ""
+    return (
+        f"the job wants {_megabytes(wanted_bytes)} of managed memory per slot, but a slot has {_megabytes(slot_bytes)}"
+        " (lower the job's managed_memory, or raise taskmanager.memory or taskmanager.managed_memory,"
+        " or start the TaskManager with fewer slots)"
+    )
+
+
+def divided(settings: TaskManagerSettings, slots: int, total_bytes: int, origin: str) -> MemoryDivision:
+    """Divide the total of a TaskManager with at least one slot; `origin` says where the total comes from.
+
+    A part without a setting gives way to the least of the others; a part with one keeps its size.
+
+    Raises:
+        UsageError: the parts exceed the total.
+    """
+    framework, network = _framework(settings, total_bytes), _network(settings, total_bytes)
+    least_task = slots * LEAST_TASK_BYTES
+    if settings.managed_memory_bytes is not None:
+        managed = settings.managed_memory_bytes
+    else:
+        room = total_bytes - framework - network - least_task
+        managed = max(slots * _LEAST_MANAGED_BYTES, min(int(total_bytes * settings.managed_memory_fraction), room))
+    needed = framework + network + managed + least_task
+    if needed > total_bytes:
+        raise UsageError(
+            f"a TaskManager with {_count(slots)} needs {_megabytes(needed)} of memory: framework"
+            f" {_megabytes(framework)}, network {_megabytes(network)}, managed {_megabytes(managed)}, tasks"
+            f" {_megabytes(LEAST_TASK_BYTES)} per slot; but it has {_megabytes(total_bytes)} ({origin})",
+            hint="raise --memory, lower --slots, or lower taskmanager.managed_memory or another part",
+        )
+    return MemoryDivision(
+        slots=slots,
+        total_bytes=total_bytes,
+        framework_bytes=framework,
+        task_bytes=total_bytes - framework - network - managed,
+        network_bytes=network,
+        managed_bytes=managed,
+        worker_limit_bytes=settings.worker_memory_bytes or 0,
+    )
+
+
+def _framework(settings: TaskManagerSettings, total_bytes: int) -> int:
+    if settings.framework_memory_bytes is not None:
+        return settings.framework_memory_bytes
+    return min(max(total_bytes // _FRAMEWORK_PART, _LEAST_FRAMEWORK), _MOST_FRAMEWORK)
+
+
+def _network(settings: TaskManagerSettings, total_bytes: int) -> int:
+    wanted = max(int(total_bytes * settings.network_memory_fraction), settings.network_memory_min_bytes)
+    most = settings.network_memory_max_bytes
+    return wanted if most is None else min(wanted, most)
+
+
+def _megabytes(size: int) -> str:
+    return f"{-(-size // _MB)} MB"
+
+
+def _count(slots: int) -> str:
+    return "1 slot" if slots == 1 else f"{slots} slots"
