@@ -6,6 +6,7 @@ Shared by `rpc.server` and `rpc.client`. The stream carries msgpack bytes (`rpc.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ import grpc
 
 from penstock.config.security import INTERNAL_NAME, Tls
 from penstock.core.errors import UsageError
+from penstock.rpc.messages import joined
 
 #: The certificate is the cluster's, not a host's: it must contain this name, for any address.
 TLS_OPTIONS = (("grpc.ssl_target_name_override", INTERNAL_NAME),)
@@ -73,31 +75,44 @@ OPTIONS = (
 )
 
 
+#: Waiting messages are sent together up to this size; a larger one is sent alone.
+JOINED_BYTES = 1 << 20
+
+
 class SendQueue:
     """A bounded queue of encoded messages with one reader; `put` never waits: an overflow closes it."""
 
     def __init__(self, limit: int = SEND_QUEUE_LIMIT) -> None:
         """Create a queue of at most `limit` messages."""
-        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._messages: deque[bytes] = deque()
         self._limit = limit
+        self._filled = asyncio.Event()
         self.closed = False
 
     def put(self, data: bytes) -> bool:
         """Append a message; return False if the queue is closed or overflows, which closes it."""
         if self.closed:
             return False
-        if self._queue.qsize() >= self._limit:
+        if len(self._messages) >= self._limit:
             self.close()
             return False
-        self._queue.put_nowait(data)
+        self._messages.append(data)
+        self._filled.set()
         return True
 
     def close(self) -> None:
         """Let the reader end after the queued messages; idempotent."""
-        if not self.closed:
-            self.closed = True
-            self._queue.put_nowait(None)
+        self.closed = True
+        self._filled.set()
 
     async def get(self) -> bytes | None:
-        """Return the next message, or None if the queue is closed and empty."""
-        return await self._queue.get()
+        """Return the waiting messages, `joined`, or None if the queue is closed and empty."""
+        await self._filled.wait()
+        taken: list[bytes] = []
+        size = 0
+        while self._messages and (not taken or size + len(self._messages[0]) <= JOINED_BYTES):
+            size += len(self._messages[0])
+            taken.append(self._messages.popleft())
+        if not self._messages and not self.closed:
+            self._filled.clear()
+        return joined(taken) if taken else None

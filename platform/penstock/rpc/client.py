@@ -27,8 +27,9 @@ from penstock.rpc.messages import (
     RegisterTaskManager,
     TaskManagerCommand,
     TaskManagerReport,
-    decode_taskmanager_command,
+    decode_taskmanager_commands,
     encode,
+    joined,
 )
 
 _RECHECK_MS = 200.0
@@ -87,6 +88,9 @@ class TaskManagerLink:
         self._closing = asyncio.Event()
         #: Allowed silence of the stream; None: unlimited.
         self._silence_ms: float | None = None
+        #: When the last message of the stream arrived (monotonic), and whether there was one.
+        self._heard_ms, self._heard = 0.0, False
+        self._limit_changed = asyncio.Event()
         self._answer_ms = float(policy.answer_ms)
 
     @property
@@ -101,6 +105,7 @@ class TaskManagerLink:
     def expect(self, silence_ms: float) -> None:
         """Close the stream if it is silent for this long: a lost connection may not be reported."""
         self._silence_ms = silence_ms
+        self._limit_changed.set()
 
     def close(self) -> None:
         """Let `run` return."""
@@ -149,7 +154,7 @@ class TaskManagerLink:
 
     async def _one_stream(self) -> tuple[bool, str]:
         """Connect, register and serve one stream; return whether the JobManager answered, and why the stream ended."""
-        heard = self._authentication_failed = False
+        self._heard = self._authentication_failed = False
         self._silence_ms = self._answer_ms
         reason = "the JobManager closed the stream"
         queue = SendQueue()
@@ -158,18 +163,11 @@ class TaskManagerLink:
         except PenstockError as error:
             return False, str(error)
         channel = self._channel()
-        writer: asyncio.Task[None] | None = None
+        reading: asyncio.Task[None] | None = None
         try:
-            call = channel.stream_stream(PATH)()
-            await asyncio.wait_for(self._prove(call), self._answer_ms / 1000)
-            await call.write(encode(self._register()))
-            self._queue = queue
-            writer = asyncio.create_task(_write(queue, call))
-            while (data := await self._next(call)) is not aio.EOF:
-                if not heard:  # from now on the handler sets the limit
-                    heard, self._silence_ms, self._answer_ms = True, None, float(self._policy.answer_ms)
-                    self.on_waiting("")
-                self._handle(decode_taskmanager_command(data))
+            self._heard_ms = self._clock.monotonic_ms()
+            reading = asyncio.create_task(self._serve(channel.stream_stream(PATH)(), queue))
+            await self._watch(reading)
         except AuthenticationError as error:
             reason, self._authentication_failed = str(error), True
         except (grpc.RpcError, aio.UsageError) as error:
@@ -179,21 +177,19 @@ class TaskManagerLink:
             reason = str(error)
         except TimeoutError as error:
             reason = str(error) or f"the JobManager did not answer within {self._answer_ms / 1000:.0f} s"
-            if not heard:
+            if not self._heard:
                 self._answer_ms = min(2 * self._answer_ms, float(self._policy.max_answer_ms))
         except msgspec.MsgspecError as error:
             reason = f"the JobManager sent an invalid message: {error}"
         finally:
             self._queue = None
             queue.close()
-            if writer is not None:
-                writer.cancel()
-                with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
-                    await writer
+            if reading is not None and not reading.done():
+                await _cancelled(reading)
             await channel.close()
-        if heard:
+        if self._heard:
             self._on_disconnect(reason)
-        return heard, reason
+        return self._heard, reason
 
     def _channel(self) -> Any:
         if self._security.cluster is None:
@@ -205,48 +201,76 @@ class TaskManagerLink:
         """Exchange mutual proofs of the cluster secret with the JobManager."""
         end = TaskManagerEnd(self._security.secret, bytes.fromhex(self._rand.token(2 * NONCE_BYTES)))
         await call.write(end.greeting())
-        answer = await self._next(call)
+        answer = await call.read()
         if answer is aio.EOF:
             raise asyncio.InvalidStateError("the JobManager closed the stream")
         await call.write(end.proof(answer))
 
-    async def _other_leader(self, read: asyncio.Future[Any]) -> str:
-        """Return the address of another leader; empty if there is none, or a message arrives before it is known."""
-        asking = asyncio.ensure_future(asyncio.to_thread(self._jobmanagers.other_leader, self.address))
-        asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())  # an error is no answer
-        await asyncio.wait((read, asking), timeout=_SUSPECT_MS / 1000, return_when=asyncio.FIRST_COMPLETED)
-        answered = asking.done() and not asking.cancelled() and asking.exception() is None and not read.done()
-        return asking.result() if answered else ""
+    async def _serve(self, call: Any, queue: SendQueue) -> None:
+        """Register, then handle messages until the end of the stream."""
+        await self._prove(call)
+        await call.write(joined([encode(self._register())]))
+        self._heard_ms, self._queue = self._clock.monotonic_ms(), queue
+        writer = asyncio.create_task(_write(queue, call))
+        try:
+            while (data := await call.read()) is not aio.EOF:
+                self._heard_ms = self._clock.monotonic_ms()
+                if not self._heard:  # from now on the handler sets the limit
+                    self._heard, self._silence_ms, self._answer_ms = True, None, float(self._policy.answer_ms)
+                    self._limit_changed.set()
+                    self.on_waiting("")
+                for command in decode_taskmanager_commands(data):
+                    self._handle(command)
+        finally:
+            await _cancelled(writer)
 
-    async def _next(self, call: Any) -> Any:
-        """Return the next message, or EOF at the end of the stream or the link.
+    async def _watch(self, reading: asyncio.Task[None]) -> None:
+        """Wait for the end of the stream or of the link.
+
+        A message costs no timer: its time is read once the wait for the message before it has passed.
 
         Raises:
             TimeoutError: the stream was silent for too long, or for a while and another JobManager leads.
         """
-        read = asyncio.ensure_future(call.read())
-        closing = asyncio.ensure_future(self._closing.wait())
-        silence_ms = self._silence_ms
+        closing = asyncio.create_task(self._closing.wait())
+        passed, last = 0, (self._heard_ms, self._silence_ms)
         try:
-            # if this process itself was suspended, the last wait sees messages that arrived meanwhile
-            for timeout_ms in _waits_ms(silence_ms):
-                timeout_s = None if timeout_ms is None else timeout_ms / 1000
-                await asyncio.wait((read, closing), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-                if read.done():
-                    return read.result()
-                if self._closing.is_set():
-                    read.cancel()
-                    return aio.EOF
-                if timeout_ms in (_SUSPECT_MS, _ASK_AGAIN_MS) and (other := await self._other_leader(read)):
-                    read.cancel()
+            while True:
+                now, silence_ms = (self._heard_ms, self._silence_ms), self._silence_ms
+                passed, last = (passed, last) if now == last else (0, now)
+                waits = _waits_ms(silence_ms)
+                if passed == len(waits):
+                    raise TimeoutError(f"the JobManager was silent for {(silence_ms or 0) / 1000:.1f} s")
+                timeout_ms = waits[passed]
+                elapsed_ms = 0.0 if passed else self._clock.monotonic_ms() - self._heard_ms
+                wait_s = None if timeout_ms is None else max(0.0, timeout_ms - elapsed_ms) / 1000
+                if await self._ended(reading, closing, wait_s):
+                    return
+                asks = timeout_ms in (_SUSPECT_MS, _ASK_AGAIN_MS) and last == (self._heard_ms, self._silence_ms)
+                if asks and (other := await self._other_leader(reading)):
                     raise TimeoutError(f"the JobManager at {other} leads")
-                if read.done():
-                    return read.result()
-            read.cancel()
-            msg = f"the JobManager was silent for {(silence_ms or 0) / 1000:.1f} s"
-            raise TimeoutError(msg)
+                passed += 1
         finally:
             closing.cancel()
+
+    async def _ended(self, reading: asyncio.Task[None], closing: asyncio.Task[Any], wait_s: float | None) -> bool:
+        """Wait, or until the limit changes; return whether the stream or the link has ended."""
+        self._limit_changed.clear()
+        changed = asyncio.create_task(self._limit_changed.wait())
+        await asyncio.wait((reading, closing, changed), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        changed.cancel()
+        if reading.done():
+            reading.result()
+        return reading.done() or closing.done()
+
+    async def _other_leader(self, reading: asyncio.Task[None]) -> str:
+        """Return the address of another leader; empty if there is none, or a message arrives before it is known."""
+        before = self._heard_ms
+        asking = asyncio.ensure_future(asyncio.to_thread(self._jobmanagers.other_leader, self.address))
+        asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())  # an error is no answer
+        await asyncio.wait((reading, asking), timeout=_SUSPECT_MS / 1000, return_when=asyncio.FIRST_COMPLETED)
+        answered = asking.done() and not asking.cancelled() and asking.exception() is None and not reading.done()
+        return asking.result() if answered and self._heard_ms == before else ""
 
 
 def _waits_ms(silence_ms: float | None) -> list[float | None]:
@@ -257,6 +281,12 @@ def _waits_ms(silence_ms: float | None) -> list[float | None]:
     if silence_ms >= _SUSPECT_MS:
         suspect = [_SUSPECT_MS, *[_ASK_AGAIN_MS] * int((silence_ms - _SUSPECT_MS) // _ASK_AGAIN_MS)]
     return [*suspect, max(0.0, silence_ms - sum(suspect)), _RECHECK_MS]
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
+        await task
 
 
 async def _write(queue: SendQueue, call: Any) -> None:

@@ -7,6 +7,7 @@ of the job's leader that sends a command.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -586,8 +587,12 @@ TaskManagerCommand = (
 _encoder = msgspec.msgpack.Encoder()
 _worker_commands: msgspec.msgpack.Decoder[WorkerCommand] = msgspec.msgpack.Decoder(WorkerCommand)
 _worker_reports: msgspec.msgpack.Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)
-_taskmanager_commands: msgspec.msgpack.Decoder[TaskManagerCommand] = msgspec.msgpack.Decoder(TaskManagerCommand)
-_taskmanager_reports: msgspec.msgpack.Decoder[TaskManagerReport] = msgspec.msgpack.Decoder(TaskManagerReport)
+_taskmanager_commands: msgspec.msgpack.Decoder[tuple[TaskManagerCommand, ...]] = msgspec.msgpack.Decoder(
+    tuple[TaskManagerCommand, ...]
+)
+_taskmanager_reports: msgspec.msgpack.Decoder[tuple[TaskManagerReport, ...]] = msgspec.msgpack.Decoder(
+    tuple[TaskManagerReport, ...]
+)
 
 
 def encode(message: WorkerCommand | WorkerMessage | TaskManagerCommand | TaskManagerReport) -> bytes:
@@ -605,11 +610,16 @@ def decode_worker_report(data: bytes) -> WorkerMessage:
     return _worker_reports.decode(data)
 
 
-def decode_taskmanager_command(data: bytes) -> TaskManagerCommand:
-    """Decode a message to a TaskManager."""
+def joined(messages: Iterable[bytes]) -> bytes:
+    """Return encoded messages as one of the stream, which costs more than their bytes."""
+    return _encoder.encode([msgspec.Raw(message) for message in messages])
+
+
+def decode_taskmanager_commands(data: bytes) -> tuple[TaskManagerCommand, ...]:
+    """Decode `joined` messages to a TaskManager."""
     return _taskmanager_commands.decode(data)
 
 
-def decode_taskmanager_report(data: bytes) -> TaskManagerReport:
-    """Decode a message of a TaskManager."""
+def decode_taskmanager_reports(data: bytes) -> tuple[TaskManagerReport, ...]:
+    """Decode `joined` messages of a TaskManager."""
     return _taskmanager_reports.decode(data)

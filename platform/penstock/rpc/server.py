@@ -26,7 +26,7 @@ from penstock.rpc.messages import (
     RegisterTaskManager,
     TaskManagerCommand,
     TaskManagerReport,
-    decode_taskmanager_report,
+    decode_taskmanager_reports,
     encode,
 )
 
@@ -176,7 +176,7 @@ class RpcServer:
         end.check(proof)
         if (first := await context.read()) is aio.EOF:
             return None
-        registration = decode_taskmanager_report(first)
+        registration, *_ = decode_taskmanager_reports(first) or (None,)
         if not isinstance(registration, RegisterTaskManager):
             raise AuthenticationError("the first message must be RegisterTaskManager", hint="it has another version")
         return registration
@@ -192,16 +192,21 @@ class RpcServer:
             raise AuthenticationError("it runs as another user", hint="start it as the user that runs the JobManager")
 
     async def _read(self, session: Session, context: Any, writer: asyncio.Task[None]) -> str:
-        while True:
-            read = asyncio.ensure_future(context.read())
-            await asyncio.wait((read, writer), return_when=asyncio.FIRST_COMPLETED)
-            if not read.done():
-                read.cancel()
-                return "the JobManager closed the stream"
-            data = read.result()
-            if data is aio.EOF:
-                return _BROKEN
-            self._handler.received(session, decode_taskmanager_report(data))
+        """Pass on messages until one end closes the stream; return why it ended."""
+        reading = asyncio.create_task(self._pass_on(session, context))
+        try:
+            await asyncio.wait((reading, writer), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reading.cancel()
+        if not reading.done():
+            return "the JobManager closed the stream"
+        reading.result()
+        return _BROKEN
+
+    async def _pass_on(self, session: Session, context: Any) -> None:
+        while (data := await context.read()) is not aio.EOF:
+            for report in decode_taskmanager_reports(data):
+                self._handler.received(session, report)
 
     async def _write(self, session: Session, context: Any) -> None:
         while (data := await session.queue.get()) is not None:

@@ -10,7 +10,7 @@ from tests.support.waiting import until
 
 from penstock.core.errors import PenstockError
 from penstock.rpc import messages as msg
-from penstock.rpc.channel import SendQueue
+from penstock.rpc.channel import JOINED_BYTES, SendQueue
 from penstock.rpc.client import ReconnectPolicy, TaskManagerLink
 from penstock.rpc.server import RpcServer, Session
 
@@ -187,4 +187,15 @@ async def test_a_full_send_queue_closes_the_stream_instead_of_growing():
     assert queue.put(b"2")
     assert not queue.put(b"3")
     assert queue.closed
-    assert [await queue.get(), await queue.get(), await queue.get()] == [b"1", b"2", None]
+    assert [await queue.get(), await queue.get()] == [msg.joined([b"1", b"2"]), None]
+
+
+async def test_waiting_messages_are_sent_together_up_to_a_size():
+    queue, large = SendQueue(), b"x" * JOINED_BYTES
+    for message in (b"1", b"2", large, b"3"):
+        assert queue.put(message)
+    found = [await queue.get() for _ in range(3)]
+    assert found == [msg.joined(group) for group in ([b"1", b"2"], [large], [b"3"])]
+    later = asyncio.create_task(queue.get())
+    assert queue.put(b"4")
+    assert await soon(later) == msg.joined([b"4"])

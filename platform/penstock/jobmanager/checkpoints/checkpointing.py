@@ -36,14 +36,13 @@ from penstock.core.snapshot import Committable, pending_text
 from penstock.graph.task_deployment import ExecutionId
 from penstock.jobmanager.checkpoints.checkpoint_history import CheckpointHistory
 from penstock.jobmanager.checkpoints.savepoint_copy import SavepointCopy
-from penstock.jobmanager.deploy.deployment import Deployment
+from penstock.jobmanager.deploy.deployment import Deployment, send_to_all
 from penstock.jobmanager.messages.commands import (
     RESUME_HINT,
     AppendManifest,
     Command,
     DeleteEntries,
     OperationEnded,
-    SendToWorker,
 )
 from penstock.jobmanager.messages.events import NO_COPY, BarrierRequested, CopyTarget, request_of
 from penstock.rpc.messages import (
@@ -130,7 +129,7 @@ class FinalCheckpoint:
 
 
 def _to_each_worker(deployment: Deployment, message: WorkerCommand) -> list[Command]:
-    return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
+    return send_to_all(deployment.workers.values(), message)
 
 
 def trigger_commands(deployment: Deployment, pending: PendingCheckpoint) -> list[Command]:

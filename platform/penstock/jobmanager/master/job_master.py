@@ -38,7 +38,7 @@ from penstock.jobmanager.checkpoints.checkpointing import (
     JobShouldFail,
 )
 from penstock.jobmanager.deploy.adoption import Adoption, Verdict, dismissed
-from penstock.jobmanager.deploy.deployment import START_TIMEOUT_MS, Deployment, Recovered, Worker
+from penstock.jobmanager.deploy.deployment import START_TIMEOUT_MS, Deployment, Recovered, Worker, send_to_all
 from penstock.jobmanager.deploy.failover import RestartPolicy, lost_peer
 from penstock.jobmanager.deploy.held_slots import HeldSlots
 from penstock.jobmanager.deploy.job_log import (
@@ -690,7 +690,7 @@ class JobMaster:
     def _broadcast(self, order: msg.WorkerCommand) -> list[cmd.Command]:
         if self.deployment is None or not self.deployment.deployed:
             return []
-        return [cmd.SendToWorker(worker_id, order) for worker_id in self.deployment.workers]
+        return send_to_all(self.deployment.workers.values(), order)
 
     def _change_context(self, now_ms: int) -> ChangeContext:
         running = self.step is Step.RUNNING and self.deployment is not None and self.deployment.running

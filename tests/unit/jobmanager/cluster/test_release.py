@@ -27,7 +27,7 @@ async def told(session):
     """What a TaskManager is told until its stream ends."""
     found = []
     while (data := await session.queue.get()) is not None:
-        found.append(msg.decode_taskmanager_command(data))
+        found += msg.decode_taskmanager_commands(data)
     return found
 
 
