@@ -299,13 +299,6 @@ def parse_bytes(value: str | int, what: str) -> int:
     return int(float(match[1]) * _UNITS_BYTES[match[2][0]])
 
 
-def with_granted(settings: JobSettings, managed_bytes: int) -> JobSettings:
-    """Return the settings with the managed memory that a slot granted, if the job sets none."""
-    if settings.managed_memory_bytes is not None:
-        return settings
-    return msgspec.structs.replace(settings, managed_memory_bytes=managed_bytes)
-
-
 def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSettings:
     """Return `settings` with `key=value` texts applied; keys are field names, `restart.kind` style for the strategy.
 

@@ -113,7 +113,7 @@ class Dispatcher:
                 jobs=self._jobs,
                 find=self._find,
                 operations=self._operations,
-                obtainable_slots=lambda: parts.taskmanagers.pool.obtainable,
+                obtainable_slots=parts.taskmanagers.pool.obtainable,
                 drain=parts.taskmanagers.drain,
                 drained=lambda: parts.taskmanagers.pool.drained,
                 ha_store=parts.ha_store,

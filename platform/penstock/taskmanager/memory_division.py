@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.config.config_file import TaskManagerSettings
+from penstock.config.managed_memory import managed_refusal, megabytes
 from penstock.config.settings import DEFAULT_MANAGED_BYTES
 from penstock.core.errors import UsageError
 
@@ -57,11 +58,26 @@ class MemoryDivision:
 
     def granted(self, wanted_bytes: int | None) -> int:
         """Return the managed memory of a worker whose job wants this much; None: the default."""
-        return min(DEFAULT_MANAGED_BYTES, self.slot_managed_bytes) if wanted_bytes is None else wanted_bytes
+        if wanted_bytes is not None:
+            return wanted_bytes
+        return min(DEFAULT_MANAGED_BYTES, self.slot_managed_bytes, max(_LEAST_MANAGED_BYTES, self._limit_less_task))
 
     def refusal(self, wanted_bytes: int | None) -> str:
         """Return why a worker cannot have this managed memory, with the way out; empty: it can."""
-        return managed_refusal(self.granted(wanted_bytes), self.slot_managed_bytes)
+        granted = self.granted(wanted_bytes)
+        if why := managed_refusal(granted, self.slot_managed_bytes):
+            return why
+        if granted > self._limit_less_task:
+            return (
+                f"the job wants {megabytes(granted)} of managed memory per slot, but a worker may use"
+                f" {megabytes(self.limit_bytes)}, of which tasks need {megabytes(LEAST_TASK_BYTES)}"
+                " (lower the job's managed_memory, or raise taskmanager.worker_memory)"
+            )
+        return ""
+
+    @property
+    def _limit_less_task(self) -> int:
+        return self.limit_bytes - LEAST_TASK_BYTES
 
     def excess(self, held_bytes: int) -> str:
         """Return why a worker that holds so many bytes is killed, with the ways out; empty: it is not."""
@@ -76,17 +92,6 @@ class MemoryDivision:
             " let it keep and yield fewer rows a call, because the rows of a call are held until it returns; large"
             f" state: state_backend=rocksdb; else start the TaskManager with {more})"
         )
-
-
-def managed_refusal(wanted_bytes: int, slot_bytes: int) -> str:
-    """Return why a slot with `slot_bytes` of managed memory cannot run a job, with the way out; empty: it can."""
-    if wanted_bytes <= slot_bytes:
-        return ""
-    return (
-        f"the job wants {_megabytes(wanted_bytes)} of managed memory per slot, but a slot has {_megabytes(slot_bytes)}"
-        " (lower the job's managed_memory, or raise taskmanager.memory or taskmanager.managed_memory,"
-        " or start the TaskManager with fewer slots)"
-    )
 
 
 def divided(settings: TaskManagerSettings, slots: int, total_bytes: int, origin: str) -> MemoryDivision:
@@ -107,9 +112,9 @@ def divided(settings: TaskManagerSettings, slots: int, total_bytes: int, origin:
     needed = framework + network + managed + least_task
     if needed > total_bytes:
         raise UsageError(
-            f"a TaskManager with {_count(slots)} needs {_megabytes(needed)} of memory: framework"
-            f" {_megabytes(framework)}, network {_megabytes(network)}, managed {_megabytes(managed)}, tasks"
-            f" {_megabytes(LEAST_TASK_BYTES)} per slot; but it has {_megabytes(total_bytes)} ({origin})",
+            f"a TaskManager with {_count(slots)} needs {megabytes(needed)} of memory: framework"
+            f" {megabytes(framework)}, network {megabytes(network)}, managed {megabytes(managed)}, tasks"
+            f" {megabytes(LEAST_TASK_BYTES)} per slot; but it has {megabytes(total_bytes)} ({origin})",
             hint="raise --memory, lower --slots, or lower taskmanager.managed_memory or another part",
         )
     return MemoryDivision(
@@ -133,10 +138,6 @@ def _network(settings: TaskManagerSettings, total_bytes: int) -> int:
     wanted = max(int(total_bytes * settings.network_memory_fraction), settings.network_memory_min_bytes)
     most = settings.network_memory_max_bytes
     return wanted if most is None else min(wanted, most)
-
-
-def _megabytes(size: int) -> str:
-    return f"{-(-size // _MB)} MB"
 
 
 def _count(slots: int) -> str:

@@ -88,6 +88,15 @@ def test_a_job_that_wants_more_than_a_slot_has_is_refused_with_both_sizes_and_th
     assert division(2 * GB, 4).refusal(200 * MB) == ""
 
 
+def test_the_limit_of_a_worker_bounds_its_managed_memory():
+    found = division(8 * GB, 4, worker_memory_bytes=300 * MB)
+    assert (found.granted(None), found.refusal(None)) == (172 * MB, "")
+    assert found.refusal(200 * MB) == (
+        "the job wants 200 MB of managed memory per slot, but a worker may use 300 MB, of which tasks need 128 MB"
+        " (lower the job's managed_memory, or raise taskmanager.worker_memory)"
+    )
+
+
 @pytest.mark.parametrize(
     ("settings", "limit", "way"),
     [

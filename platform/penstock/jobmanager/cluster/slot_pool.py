@@ -2,7 +2,7 @@
 
 A member of `jobmanager.cluster.taskmanagers`. A request is granted as a whole or waits. The oldest request that fits in
 the free slots is served first, so a large request does not block smaller ones. Slots are taken from the TaskManagers
-with the most free slots, which spreads a job.
+with the most free slots, which spreads a job. A slot with less managed memory than the job wants does not count.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock.config.managed_memory import WAY_OUT, megabytes
 from penstock.jobmanager.messages.placement import Slot
 
 #: Jobs that a message names.
@@ -40,9 +41,15 @@ class _Offer:
     #: In descending order: the lowest index is taken first.
     free: list[int]
     total: int
+    #: Managed memory of a slot; None: unknown, it is enough for every job.
+    managed_bytes: int | None = None
     held: dict[int, str] = field(default_factory=dict)
     #: Its free slots are given to no job: the TaskManager is about to end.
     drained: bool = False
+
+    def fits(self, managed_bytes: int) -> bool:
+        """Return whether a slot has this much managed memory."""
+        return self.managed_bytes is None or managed_bytes <= self.managed_bytes
 
 
 @dataclass(slots=True)
@@ -50,6 +57,8 @@ class _Request:
     job_id: str
     count: int
     deadline_ms: int
+    #: Managed memory that each slot needs; 0: any.
+    managed_bytes: int
 
 
 class SlotPool:
@@ -72,35 +81,53 @@ class SlotPool:
         """Number of all slots, without those of drained TaskManagers."""
         return sum(offer.total for offer in self._offers.values() if not offer.drained)
 
-    @property
-    def obtainable(self) -> int:
-        """Number of slots that a request gets at once or after the cluster has grown."""
-        return self.free + max(0, self._most - self.total)
+    def obtainable(self, managed_bytes: int = 0) -> int:
+        """Return the number of slots that a request gets at once or after the cluster has grown."""
+        return self._free_for(managed_bytes) + max(0, self._most - self.total)
+
+    def largest(self) -> int | None:
+        """Return the managed memory of the largest slot; None: there is no slot, or the size of one is unknown."""
+        sizes = [offer.managed_bytes for offer in self._offers.values() if not offer.drained]
+        known = [size for size in sizes if size is not None]
+        return max(known) if known and len(known) == len(sizes) else None
 
     @property
     def pending(self) -> int:
         """Number of slots that waiting requests need."""
         return sum(request.count for request in self._requests)
 
-    @property
-    def _supply(self) -> str:
-        verb = "is" if self.free == 1 else "are"
-        return f"{self.free} of {self.total} {verb} free" if self.total else "no TaskManager is registered"
+    def _free_for(self, managed_bytes: int) -> int:
+        if not managed_bytes:
+            return self.free
+        return sum(
+            len(offer.free) for offer in self._offers.values() if not offer.drained and offer.fits(managed_bytes)
+        )
+
+    def _supply(self, managed_bytes: int) -> str:
+        if not self.total:
+            return "no TaskManager is registered"
+        free = f"{self.free} of {self.total} {'is' if self.free == 1 else 'are'} free"
+        small = self.free - self._free_for(managed_bytes)
+        if not small:
+            return free
+        return (
+            f"{free}, {small} without the {megabytes(managed_bytes)} of managed memory that the job wants ({WAY_OUT})"
+        )
 
     def waiting(self, job_id: str, names: Mapping[str, str]) -> str:
         """Return what a job's request waits for, such as `9 slots, 4 of 6 are free (live holds 2)`.
 
         `names`: of jobs, by id. The text is empty without a request.
         """
-        count = next((request.count for request in self._requests if request.job_id == job_id), 0)
-        if not count:
+        request = next((request for request in self._requests if request.job_id == job_id), None)
+        if request is None:
             return ""
         held = Counter(names.get(holder, holder) for offer in self._offers.values() for holder in offer.held.values())
         holders = [f"{name} holds {slots}" for name, slots in held.most_common(_MOST_HOLDERS)]
         more = f", {len(held) - _MOST_HOLDERS} more jobs" if len(held) > _MOST_HOLDERS else ""
         who = f" ({', '.join(holders)}{more})" if holders else ""
         late = f"after {self._timeout_ms / 1000:.0f} s without them the start fails and the restart strategy decides"
-        return f"{_slots(count)}, {self._supply}{who}; {late}"
+        return f"{_slots(request.count)}, {self._supply(request.managed_bytes)}{who}; {late}"
 
     def free_of(self, taskmanager_id: str) -> int:
         """Return the number of slots of one TaskManager that no job holds."""
@@ -120,13 +147,21 @@ class SlotPool:
         return frozenset(offer.held.values())
 
     def add(
-        self, taskmanager_id: str, host: str, slots: int, held: Mapping[int, str] | None = None
+        self,
+        taskmanager_id: str,
+        host: str,
+        slots: int,
+        held: Mapping[int, str] | None = None,
+        managed_bytes: int | None = None,
     ) -> list[Grant | Refuse]:
-        """Add the slots of a registered TaskManager; `held`: slots that jobs hold already, by index."""
+        """Add the slots of a registered TaskManager; `held`: slots that jobs hold already, by index.
+
+        `managed_bytes`: managed memory of each slot; None: unknown.
+        """
         self.remove(taskmanager_id)
         taken = dict(held or {})
         free = [index for index in reversed(range(slots)) if index not in taken]
-        self._offers[taskmanager_id] = _Offer(host, free, slots, taken)
+        self._offers[taskmanager_id] = _Offer(host, free, slots, managed_bytes, taken)
         self.free += len(free)
         return self._serve()
 
@@ -136,17 +171,19 @@ class SlotPool:
         self.free -= len(offer.free) if offer is not None and not offer.drained else 0
         return []
 
-    def request(self, job_id: str, count: int, now_ms: int, *, wait: bool = True) -> list[Grant | Refuse]:
-        """Request `count` more slots for a job; 0 withdraws its request.
+    def request(
+        self, job_id: str, count: int, now_ms: int, *, wait: bool = True, managed_bytes: int = 0
+    ) -> list[Grant | Refuse]:
+        """Request `count` more slots for a job, each with this much managed memory; 0 slots withdraw its request.
 
         Without `wait` the answer is immediate, unless the cluster can grow that far.
         """
-        if not wait and count > self.obtainable:
+        if not wait and count > self.obtainable(managed_bytes):
             needed = "1 more slot is" if count == 1 else f"{count} more slots are"
-            return [Refuse(job_id, f"{needed} needed, {self._supply}")]
+            return [Refuse(job_id, f"{needed} needed, {self._supply(managed_bytes)}")]
         self._requests = [r for r in self._requests if r.job_id != job_id]
         if count:
-            self._requests.append(_Request(job_id, count, now_ms + self._timeout_ms))
+            self._requests.append(_Request(job_id, count, now_ms + self._timeout_ms, managed_bytes))
         return self._serve()
 
     def release(self, job_id: str, slots: tuple[Slot, ...] | None = None) -> list[Grant | Refuse]:
@@ -179,7 +216,7 @@ class SlotPool:
         return [
             Refuse(
                 r.job_id,
-                f"{_slots(r.count)} needed, {self._supply}: "
+                f"{_slots(r.count)} needed, {self._supply(r.managed_bytes)}: "
                 f"not enough became free within {self._timeout_ms / 1000:.0f} s",
             )
             for r in late
@@ -191,26 +228,30 @@ class SlotPool:
         granted: list[Grant | Refuse] = []
         waiting = []
         for request in self._requests:
-            if request.count <= self.free:
-                granted.append(Grant(request.job_id, self._take(request.job_id, request.count)))
+            if request.count <= self._free_for(request.managed_bytes):
+                granted.append(Grant(request.job_id, self._take(request)))
             else:
                 waiting.append(request)
         self._requests = waiting
         return granted
 
-    def _take(self, job_id: str, count: int) -> tuple[Slot, ...]:
+    def _take(self, request: _Request) -> tuple[Slot, ...]:
         """Take slots one by one, each from the TaskManager with the most free slots."""
-        most = [(-len(offer.free), name) for name, offer in self._offers.items() if offer.free and not offer.drained]
+        most = [
+            (-len(offer.free), name)
+            for name, offer in self._offers.items()
+            if offer.free and not offer.drained and offer.fits(request.managed_bytes)
+        ]
         heapq.heapify(most)
         taken = []
-        for _ in range(count):
+        for _ in range(request.count):
             negative, name = most[0]
             offer = self._offers[name]
             index = offer.free.pop()
-            offer.held[index] = job_id
+            offer.held[index] = request.job_id
             taken.append(Slot(name, index, offer.host))
             heapq.heapreplace(most, (negative + 1, name))
-        self.free -= count
+        self.free -= request.count
         return tuple(taken)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from penstock.checkpoint.stores import client_modules
+from penstock.config.managed_memory import managed_refusal
 from penstock.config.settings import ClusterSettings
 from penstock.core.clock import Clock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
@@ -193,9 +194,10 @@ class TaskManagers:
         self._post_grants(self.pool.release(job_id))
         self._names.pop(job_id, None)
 
-    def request_slots(self, job_id: str, count: int, *, wait: bool) -> None:
+    def request_slots(self, job_id: str, count: int, *, wait: bool, managed_bytes: int | None = None) -> None:
         """Request slots; answered by SlotsGranted or SlotsRefused; 0 withdraws the request. See `SlotPool.request`."""
-        self._post_grants(self.pool.request(job_id, count, self._clock.now_ms(), wait=wait))
+        now_ms = self._clock.now_ms()
+        self._post_grants(self.pool.request(job_id, count, now_ms, wait=wait, managed_bytes=managed_bytes or 0))
         if self.pool.total and (awaited := self.waiting(job_id)):  # while the cluster starts, none are missing yet
             self._post(job_id, SlotsAwaited(awaited))
 
@@ -204,15 +206,19 @@ class TaskManagers:
         return self.pool.waiting(job_id, self._names)
 
     def require_slots(self, graph: JobGraph) -> None:
-        """Check that the cluster can provide the slots of a job, if its size is known.
+        """Check that the cluster can provide the slots of a job, if its size is known, and one of their memory.
 
         Raises:
-            UsageError: the job needs more slots than the cluster has.
+            UsageError: the job needs more slots than the cluster has, or more managed memory than its largest slot.
         """
         needed, most = required_slots(graph), self.settings.most_slots
         if most and needed > max(most, self.pool.total):
             text = f"job {graph.name!r} needs {needed} slots, but this cluster has {max(most, self.pool.total)}"
             raise UsageError(text, hint="lower the parallelism, or start the cluster with more TaskManagers or slots")
+        wanted, largest = graph.settings.managed_memory_bytes, self.pool.largest()
+        if wanted is not None and largest is not None and (why := managed_refusal(wanted, largest)):
+            msg_text = f"job {graph.name!r} does not fit into any slot: {why}"
+            raise UsageError(msg_text)
 
     def release_slots(self, job_id: str, slots: tuple[Slot, ...] | None) -> None:
         """Release some slots of a job, or all and its request."""
@@ -284,7 +290,7 @@ class TaskManagers:
         held = {worker.slot.index: worker.job_id for worker in manager.workers.values()}
         # before a grant starts other workers of these jobs
         found = [(job_id, self._kept_of(job_id, name)) for job_id in dict.fromkeys(held.values())]
-        self._post_grants(self.pool.add(name, registration.host, registration.slots, held))
+        self._post_grants(self.pool.add(name, registration.host, registration.slots, held, _slot_managed(registration)))
         for job_id, kept in found:
             if kept is not None:
                 self._post(job_id, kept)
@@ -522,6 +528,12 @@ _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal
 def _by_user_code(returncode: int, crashed_at: str) -> bool:
     """Return whether the job's code has ended a worker, which writes the line of an `os._exit` to its log."""
     return returncode >= 0 and (bool(crashed_at) or returncode not in _OWN_CODES)
+
+
+def _slot_managed(registration: msg.RegisterTaskManager) -> int | None:
+    """Return the managed memory of each slot; None: the TaskManager names none."""
+    memory = registration.memory
+    return memory.managed_bytes // max(1, registration.slots) if memory.total_bytes else None
 
 
 def _exit_text(returncode: int, crashed_at: str) -> str:

@@ -59,7 +59,7 @@ class ChangeParts:
     jobs: dict[str, KnownJob]
     find: Callable[[str], KnownJob]
     operations: Operations
-    obtainable_slots: Callable[[], int]
+    obtainable_slots: Callable[[int], int]
     #: See `TaskManagers.drain`.
     drain: Callable[[str], frozenset[str]]
     #: All drained TaskManagers.
@@ -320,7 +320,7 @@ class ChangeRequests:
 
     def _slots(self, job: KnownJob) -> int:
         held = 0 if job.record.ended else required_slots(job.graph)
-        return held + self._parts.obtainable_slots()
+        return held + self._parts.obtainable_slots(job.graph.settings.managed_memory_bytes or 0)
 
     def _is_known(self, job: KnownJob, request_id: str, kind: str, recorded: str) -> bool:
         self.require_own(job, request_id, kind)

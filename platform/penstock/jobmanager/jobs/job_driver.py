@@ -217,7 +217,8 @@ class JobDriver:
             case cmd.DeleteEntries():
                 self._spawn(self._delete(command))
             case cmd.RequestSlots(count, wait):
-                managers.request_slots(job_id, count, wait=wait)
+                managed_bytes = self.graph.settings.managed_memory_bytes
+                managers.request_slots(job_id, count, wait=wait, managed_bytes=managed_bytes)
             case cmd.ReleaseSlots(slots):
                 managers.release_slots(job_id, slots)
             case cmd.LaunchWorker(worker_id, slot):

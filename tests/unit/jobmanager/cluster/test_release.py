@@ -14,9 +14,9 @@ from penstock.rpc import messages as msg
 from penstock.rpc.server import Session
 
 
-def joined(managers, name, slots=2, workers=()):
+def joined(managers, name, slots=2, workers=(), memory=msg.MemoryParts()):  # noqa: B008 - it is frozen
     registration = msg.RegisterTaskManager(
-        taskmanager_id=name, host="h", pid=1, slots=slots, workers=workers, metrics_address=""
+        taskmanager_id=name, host="h", pid=1, slots=slots, workers=workers, metrics_address="", memory=memory
     )
     session = Session(registration, "peer")
     managers.connected(session)
@@ -106,6 +106,28 @@ def test_slots_that_jobs_wait_for_are_counted(managers):
     assert managers.pool.pending == 3
     joined(managers, "another")
     assert (managers.pool.pending, managers.pool.free) == (0, 1)
+
+
+def test_a_job_that_wants_more_memory_than_the_largest_slot_has_is_refused_with_the_way_out(managers):
+    def job(size):
+        return JobGraph(name="j", vertices=(), edges=(), settings=JobSettings(managed_memory_bytes=size))
+
+    managers.require_slots(job(1 << 40))  # it waits for a TaskManager
+    for name, managed in {"small": 128 << 20, "large": 512 << 20}.items():
+        joined(managers, name, memory=msg.MemoryParts(total_bytes=1 << 30, managed_bytes=managed))
+    managers.require_slots(job(None))
+    managers.require_slots(job(256 << 20))
+    with pytest.raises(UsageError) as caught:
+        managers.require_slots(job(257 << 20))
+    text = str(caught.value)
+    assert text.startswith(
+        "job 'j' does not fit into any slot: the job wants 257 MB of managed memory per slot, but a "
+    )
+    assert "a slot has 256 MB (lower the job's managed_memory, or raise taskmanager.memory" in text
+    events = []
+    managers.attach("job", events.append, "orders")
+    managers.request_slots("job", 1, wait=True, managed_bytes=200 << 20)
+    assert events[0].slots[0].taskmanager_id == "large"
 
 
 def with_a_worker(managers):

@@ -149,6 +149,28 @@ def test_slots_are_granted_whole_and_spread_and_a_large_request_holds_up_no_smal
     assert pool.free == 3
 
 
+def test_a_slot_with_too_little_managed_memory_is_not_given_and_the_wait_says_what_to_raise():
+    pool = SlotPool(timeout_ms=100)
+    pool.add("small", "h", 4, managed_bytes=64 << 20)
+    assert pool.largest() == 64 << 20
+    assert pool.request("a", 2, 0, managed_bytes=100 << 20) == []
+    text = pool.waiting("a", {})
+    assert text.startswith("2 slots, 4 of 4 are free, 4 without the 100 MB of managed memory that the job wants (lower")
+    assert "raise taskmanager.memory or taskmanager.managed_memory" in text
+    assert pool.obtainable(100 << 20) == 0
+    (other,) = pool.request("b", 3, 0, managed_bytes=64 << 20)
+    assert {slot.taskmanager_id for slot in other.slots} == {"small"}
+    (grant,) = pool.add("large", "h", 2, managed_bytes=200 << 20)
+    assert (grant.job_id, {slot.taskmanager_id for slot in grant.slots}) == ("a", {"large"})
+    (refused,) = pool.request("c", 1, 0, wait=False, managed_bytes=65 << 20)
+    assert "1 of 6 is free, 1 without the 65 MB" in refused.reason
+    pool.request("c", 1, 0, managed_bytes=65 << 20)
+    (late,) = pool.tick(100)
+    assert "1 without the 65 MB of managed memory" in late.reason
+    (unknown,) = pool.add("old", "h", 1) or pool.request("c", 1, 0, managed_bytes=1 << 40)
+    assert ([slot.taskmanager_id for slot in unknown.slots], pool.largest()) == (["old"], None)
+
+
 def test_of_requests_that_fit_the_oldest_is_served_first():
     pool = SlotPool(timeout_ms=100)
     for job in ("a", "b", "c"):
@@ -191,14 +213,14 @@ def test_slots_of_a_dead_taskmanager_are_nobodys():
 def test_a_request_without_waiting_waits_where_the_cluster_can_grow_so_far():
     pool = SlotPool(timeout_ms=100, most=4)
     pool.add("tm1", "h", 1)
-    assert pool.obtainable == 4
+    assert pool.obtainable() == 4
     assert pool.request("a", 4, 0, wait=False) == []
     assert pool.pending == 4
     (refused,) = pool.request("b", 5, 0, wait=False)
     assert isinstance(refused, Refuse)
     (grant,) = pool.add("tm2", "h", 3)
     assert grant.job_id == "a"
-    assert pool.obtainable == 0
+    assert pool.obtainable() == 0
 
 
 def test_a_request_for_nothing_withdraws_the_one_that_waits():
@@ -214,7 +236,7 @@ def test_slots_of_a_drained_taskmanager_are_given_to_nobody():
     pool.add("tm1", "h", 2)
     (grant,) = pool.request("a", 1, 0)
     assert pool.drain("tm1") == {"a"}
-    assert (pool.free, pool.total, pool.obtainable, pool.drained) == (0, 0, 4, ("tm1",))
+    assert (pool.free, pool.total, pool.obtainable(), pool.drained) == (0, 0, 4, ("tm1",))
     assert pool.request("b", 1, 0) == []
     assert pool.release("a", grant.slots) == []
     assert pool.drain("tm1") == frozenset()

@@ -1,0 +1,73 @@
+"""A TaskManager's memory is divided among its slots: a job that wants or uses more fails and is told what to raise."""
+
+import pytest
+from tests.support.waiting import wait_until
+
+from penstock.api.job_file import planned
+from penstock.client.executors import ClusterExecutor
+from penstock.client.handle import TERMINAL
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.core.errors import UsageError
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
+
+SLOTS = 4
+#: A slot has (1280 - 128) / 4 = 288 MB, of which 128 MB are managed.
+ENVIRONMENT = {"PENSTOCK__TASKMANAGER__MEMORY": "1280MB", "PENSTOCK__TASKMANAGER__MANAGED_MEMORY": "512MB"}
+JOB = """
+import time
+
+import penstock as ps
+from penstock_connectors.files import FileSink, FileSource
+
+
+class Row(ps.Schema):
+    n: int
+
+
+def held(row: Row) -> Row:
+    kept = b"x" * ({megabytes} << 20)
+    while True:  # until the TaskManager ends it
+        time.sleep(0.01 if kept else 0)
+
+
+env = ps.Environment(parallelism=4, checkpoint_root="checkpoints", restart="none"{more})
+env.from_source(FileSource("rows/*.jsonl", Row), uid="rows").map(held).uid("held").sink_to(FileSink("out"), uid="out")
+env.execute("held")
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    config = LocalClusterConfig(
+        taskmanagers=1, slots_per_taskmanager=SLOTS, directory=tmp_path / "cluster", environment=ENVIRONMENT
+    )
+    with LocalCluster(config) as running:
+        yield running
+
+
+def test_four_slots_under_a_job_that_wants_and_one_that_uses_more_than_they_have(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows").mkdir()
+    for number in range(SLOTS):
+        (tmp_path / "rows" / f"{number}.jsonl").write_text('{"n": 1}\n')
+
+    def submitted(**options):
+        (tmp_path / "job.py").write_text(JOB.format(**options))
+        return ClusterExecutor(url=cluster.rest_url).submit(planned(tmp_path / "job.py", {}, ""))
+
+    wanted = (
+        r"wants 256 MB of managed memory per slot, but a slot has 128 MB \(lower the job's managed_memory, or raise"
+    )
+    with pytest.raises(UsageError, match=wanted):
+        submitted(megabytes=0, more=', managed_memory="256MB"')
+    with cluster.client() as rest:
+        (manager,) = rest.taskmanagers()
+        assert (manager["freeSlots"], manager["freeResource"]["managedMemory"]) == (SLOTS, 512)
+        job_id = submitted(megabytes=300, more="").job_id
+        state = lambda: rest.summary(job_id)["state"]
+        wait_until(lambda: state() in TERMINAL, lambda: f"the end of the job, which is {state()}")
+        error = rest.exceptions(job_id)["root-exception"]
+    assert "MB of memory, its limit is 288 MB, and was killed" in error
+    assert "start the TaskManager with more --memory, fewer slots or --worker-memory" in error
+    assert (cluster.restarts, cluster.taskmanagers[0].alive) == ([], True)
