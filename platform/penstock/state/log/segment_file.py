@@ -74,11 +74,12 @@ class SegmentFile:
         self._ids = ids
         self._hashes = hashes
         self._read = read
-        self._data: bytes | None = None
+        #: The file, if all of it is in memory.
+        self._opened: pq.ParquetFile | None = None
         file = segment.file
         if file.inline is not None or file.length < limits.whole_file_bytes or not segment.footer_length:
-            self._data = read(file)
-            self._metadata = pq.read_metadata(_whole(self._data))
+            self._opened = pq.ParquetFile(_whole(read(file)))
+            self._metadata = self._opened.metadata
         else:
             self._metadata = _footer_of(segment, read)
         self.groups = self._groups()
@@ -118,8 +119,9 @@ class SegmentFile:
         """
         for run in runs_of(self.within(wanted), self.limits.run_bytes):
             data = self.fetch(run)
-            for table in self.decode(run, data):
-                part = rows_within(table, wanted)
+            for group, table in zip(run, self.decode(run, data), strict=True):
+                inside = wanted.low <= group.low and group.high <= wanted.high
+                part = table if inside else rows_within(table, wanted)
                 if self._hashes is not None:
                     part = part.filter(pa.array(np.isin(part.column(KEY_HASH).to_numpy(), self._hashes)))
                 if part.num_rows:
@@ -127,7 +129,7 @@ class SegmentFile:
 
     def fetch(self, run: Sequence[RowGroup]) -> bytes:
         """Return the verified bytes of neighbouring row groups; empty if the file is in memory."""
-        if self._data is not None:
+        if self._opened is not None:
             return b""
         file, first, last = self.segment.file, run[0], run[-1]
         length = last.offset + last.length - first.offset
@@ -143,9 +145,8 @@ class SegmentFile:
 
     def decode(self, run: Sequence[RowGroup], data: bytes) -> Iterator[pa.Table]:
         """Yield the rows of row groups from the bytes that `fetch` returned for them."""
-        if self._data is not None:
-            file = pq.ParquetFile(_whole(self._data))
-        else:
+        file = self._opened
+        if file is None:
             source = RangeFile(self.segment.file.length, _part(data, run[0].offset))
             file = pq.ParquetFile(source, metadata=self._metadata)
         names = None
@@ -159,7 +160,7 @@ class SegmentFile:
         places = (metadata.metadata or {}).get(GROUPS)
         if places is not None:
             return _groups_at(places)
-        if self._data is None:
+        if self._opened is None:
             msg = f"{self.segment.file.path} does not list its row groups"
             raise SnapshotDamagedError(msg, hint="restore an older savepoint")
         groups = []

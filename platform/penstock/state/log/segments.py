@@ -365,13 +365,21 @@ def merge_segments(
         piece = HashRange(low, min(low + step - 1, span.high))
         tables = [table for file in ordered for table in read_visible(file, tombstones, piece)]
         for part in _merge_batches(tables, limits.merged_bytes):
-            every = pa.concat_tables([conform_table(table, schema) for table in part])
+            every = _conformed(part, schema)
             merged = newest_rows(
                 every if expired is None else _expired(every, expired), schema, keep_deleted=keep_deleted
             )
             if merged.num_rows:
                 yield merged
         low = piece.high + 1
+
+
+def _conformed(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
+    """Return the rows of all tables with the columns of `schema`."""
+    first = tables[0].schema
+    if all(table.schema.equals(first, check_metadata=True) for table in tables):
+        return conform_table(pa.concat_tables(tables), schema)
+    return pa.concat_tables([conform_table(table, schema) for table in tables])
 
 
 def _span(segments: Sequence[Segment], within: HashRange) -> HashRange | None:
