@@ -34,6 +34,7 @@ from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.config import JobManagerLimits
 from penstock.jobmanager.dispatcher import Dispatcher, DispatcherParts
 from penstock.jobmanager.jobs.job_archive import JobArchive
+from penstock.jobmanager.jobs.job_store import JobStore
 from penstock.jobmanager.jobs.job_views import checkpoints_of, summary_of
 from penstock.jobmanager.messages.views import ExceptionView
 
@@ -262,6 +263,36 @@ async def test_a_job_is_cancelled_although_its_store_has_failed(started, store, 
     assert [record.ended for record in read_records(store)[0]] == ["CANCELED", ""]
     assert f"the lease of the ended job {JOB} was not released" in caplog.text
     assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["of a new leader", "of another driver"])
+async def test_a_job_is_cancelled_before_its_recovery_has_started_it(
+    store, dispatcher_of, tmp_path, monkeypatch, known
+):
+    loop, seal = asyncio.get_running_loop(), JobStore.seal
+    slow, sealing, released = [not known], asyncio.Event(), threading.Event()
+
+    def slow_seal(*arguments):
+        if slow[0]:
+            loop.call_soon_threadsafe(sealing.set)
+            assert released.wait(DEADLINE_S)
+        seal(*arguments)
+
+    monkeypatch.setattr(JobStore, "seal", slow_seal)
+    write_running(store, RECORD, tmp_path, factory=f"{__name__}:WithoutSplits")
+    dispatcher, _ = dispatcher_of()
+    await dispatcher.recover()
+    if known:
+        await settled(dispatcher)
+        slow[0] = True
+        dispatcher._jobs[JOB].driver._break(RuntimeError("an internal error"))
+    await asyncio.wait_for(sealing.wait(), DEADLINE_S)
+    await dispatcher.cancel(JOB)
+    assert dispatcher.summary(JOB).state == "CREATED"
+    released.set()
+    await asyncio.wait_for(dispatcher._jobs[JOB].driver.ended.wait(), DEADLINE_S)
+    await settled(dispatcher)
+    assert [record.ended for record in read_records(store)[0]] == ["CANCELED"]
 
 
 async def test_the_end_of_a_job_is_recorded_when_the_ha_store_answers_again(started, store, caplog):

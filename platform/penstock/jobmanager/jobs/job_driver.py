@@ -120,13 +120,16 @@ class JobDriver:
         self._parts.taskmanagers.attach(record.job_id, self.post, record.name)
         self._spawn(self._renew_lease())
         kept = self._parts.taskmanagers.kept_workers(record.job_id) if reconcile_ms else ()
-        self.post(ev.Start(self._parts.store.attempt if reconcile_ms else 0, reconcile_ms))
-        for workers in kept:
-            self.post(workers)
+        begin = ev.Start(self._parts.store.attempt if reconcile_ms else 0, reconcile_ms)
+        self._events.extendleft(reversed((begin, *kept)))  # requests that arrived before the start follow it
+        self._handle()
 
     def post(self, event: ev.Event) -> None:
         """Handle an event after those that arrived before it. Event loop only."""
         self._events.append(event)
+        self._handle()
+
+    def _handle(self) -> None:
         if self._handling or self.master is None:
             return
         self._handling = True

@@ -13,7 +13,7 @@ from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.jobs.job_archive import JobArchive
 from penstock.jobmanager.jobs.job_driver import JobDriver
 from penstock.jobmanager.master.job_master import JobMaster
-from penstock.jobmanager.messages.events import CancelRequested, Event
+from penstock.jobmanager.messages.events import Event
 
 
 @dataclass(slots=True)
@@ -50,11 +50,11 @@ class KnownJob:
         return read and master.step in (Step.STARTING, Step.RUNNING)
 
     def post(self, event: Event) -> None:
-        """Post a user request. During the recovery of a job, all requests but a cancel wait for its start.
+        """Post a user request. During the recovery of a job, requests wait for its start.
 
         Raises:
             UsageError: the job has ended or is suspended.
-            PenstockError: it has not started yet; the same request may succeed later.
+            PenstockError: its recovery has not begun; the same request may succeed later.
         """
         named = f"job {self.record.name!r}"
         if self.suspended:
@@ -62,8 +62,7 @@ class KnownJob:
         if self.record.ended:
             msg = f"{named} ({self.record.job_id}) is {self.record.ended}"
             raise UsageError(msg, hint="only a running job takes requests")
-        early = isinstance(event, CancelRequested) and self.master is None
-        if self.driver is None or early:
+        if self.driver is None:
             msg = f"{named} ({self.record.job_id}) has not started yet"
             raise PenstockError(msg, hint="repeat the request in a moment")
         self.driver.post(event)
