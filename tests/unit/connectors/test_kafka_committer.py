@@ -215,3 +215,83 @@ def test_partitions_nobody_knows_are_asked_for_again(committer):
     admin.known = 3
     assert [committer._round_bytes() for _ in range(2)] == [3 * one, 3 * one]
     assert admin.asked == 2
+
+
+class Coordinator:
+    """A transactional id at a broker: the newest producer owns it; an abandoned call may arrive late."""
+
+    def __init__(self):
+        self.owner, self.open, self.committed, self.marker = None, [], [], -1
+        #: Calls that were abandoned, by when they arrive.
+        self.late = {"before the next owner": [], "after it": []}
+
+    def take(self, producer):
+        self.arrive("before the next owner")
+        self.owner, self.open = producer, []
+
+    def arrive(self, when):
+        for call in self.late[when]:
+            call()
+        self.late[when] = []
+
+    def commit(self, producer, marker):
+        if producer is not self.owner:
+            return
+        self.committed += self.open
+        self.marker, self.open = marker, []
+
+
+class OwningProducer(Producer):
+    """A producer of a coordinator; its first call named `fails` gets no answer within 5 s."""
+
+    def __init__(self, coordinator, fails, arrives):
+        super().__init__()
+        self.coordinator, self.fails, self.arrives, self.marked = coordinator, fails, arrives, -1
+        coordinator.take(self)
+
+    def send(self, _topic, value, _key=None):
+        self.coordinator.arrive("after it")
+        self.coordinator.open += value.to_pylist()
+
+    def mark(self, _group, _topic, offset, *_timeout):
+        self.marked = offset
+        if self.fails == "mark":
+            raise timeout_error("send_offsets", 5_000)
+
+    def commit(self, _timeout):
+        if self.fails == "commit":
+            late = self.coordinator.late.get(self.arrives, [])
+            late.append(lambda: self.coordinator.commit(self, self.marked))
+            if self.arrives == "at once":
+                self.coordinator.commit(self, self.marked)
+            raise timeout_error("commit", 5_000)
+        self.coordinator.commit(self, self.marked)
+
+
+@pytest.mark.parametrize(
+    ("fails", "arrives"),
+    [
+        ("mark", ""),
+        ("commit", "never"),
+        ("commit", "at once"),
+        ("commit", "before the next owner"),
+        ("commit", "after it"),
+    ],
+)
+def test_the_id_of_an_abandoned_producer_is_used_again_and_the_output_is_exact(monkeypatch, committer, fails, arrives):
+    coordinator, taken = Coordinator(), []
+
+    def take(_name):
+        taken.append(OwningProducer(coordinator, "" if taken else fails, arrives))
+        return taken[-1]
+
+    monkeypatch.setattr(committer, "_take_producer", take)
+    monkeypatch.setattr(committer, "_marker", lambda _item: coordinator.marker)
+    for checkpoint in (1, 2):
+        item = msgspec.structs.replace(OWED, id=f"out/r/0/{checkpoint}", checkpoint_id=checkpoint)
+        permit = msgspec.structs.replace(PERMIT, checkpoint_id=checkpoint)
+        committer.commit(permit, (item,), lambda file: file.inline)
+        assert coordinator.committed == [f'{{"id":{i}}}' for i in range(5)] * checkpoint
+    assert len(taken) == 2
+    assert taken[0].calls[-1] == "close"
+    assert coordinator.open == []
