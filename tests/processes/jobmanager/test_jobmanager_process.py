@@ -141,12 +141,16 @@ async def cluster_of(tmp_path, fake_worker_type):
     started, store = [], open_store(str(tmp_path / "ha"))
 
     async def make(*, taskmanager=True, **limits):
-        if (lease := read_lease(store)) is not None and not lease.released:
-            write_lease(store, released(lease))
         config = JobManagerConfig(ha_uri=str(tmp_path / "ha"), settings=SETTINGS)
         manager = JobManager(config, limits=JobManagerLimits(**limits))
-        await manager.start()
         started.append(manager)
+        start = asyncio.create_task(manager.start())
+        while manager.generation == 0 and not start.done():
+            # more than once: a leader that still runs may renew its lease after this
+            if (lease := read_lease(store)) is not None and not lease.released:
+                write_lease(store, released(lease))
+            await asyncio.sleep(0.02)
+        await start
         machine = FakeTaskManager(manager.rpc_address, fake_worker_type, _World) if taskmanager else None
         if machine is not None:
             started.append(machine)
@@ -292,7 +296,7 @@ async def test_a_submission_that_failed_after_its_record_was_written_does_not_fi
     assert {job.job_id: job.state for job in new.dispatcher.jobs()}.pop(job_id) == "RUNNING"
     (other,) = [job for job in new.dispatcher.jobs() if job.job_id != job_id]
     assert other.state == "FAILED"
-    await old.close()
+    await new.close()
     newest, _ = await cluster_of()
     await running(newest, job_id)
     assert newest.dispatcher.summary(other.job_id).state == "FAILED"
