@@ -109,6 +109,7 @@ async def test_a_jobmanager_that_takes_over_gets_the_slots_of_the_workers_it_has
 
 
 async def test_a_worker_of_which_the_coordinator_hears_nothing_dies_by_its_lease(stage, gone):
+    stage.register(stage.SHORT_LEASE_MS)
     stage.start("w")
     ready = await stage.jobmanager.ready("w")
     await stage.jobmanager.lease_over()
@@ -119,6 +120,7 @@ async def test_a_worker_of_which_the_coordinator_hears_nothing_dies_by_its_lease
 
 
 async def test_a_worker_that_was_stopped_dies_when_it_is_resumed(stage, gone):
+    stage.register(stage.SHORT_LEASE_MS)
     stage.start("w")
     ready = await stage.jobmanager.ready("w")
     os.kill(ready.pid, signal.SIGSTOP)
@@ -132,6 +134,7 @@ async def test_a_worker_that_was_stopped_dies_when_it_is_resumed(stage, gone):
 
 
 async def test_a_worker_that_holds_the_gil_dies_by_its_lease_although_heartbeats_go_on(stage):
+    stage.register(stage.SHORT_LEASE_MS)
     stage.start("w")
     await stage.jobmanager.ready("w")
     stage.probe("w", "hold_gil")
