@@ -158,37 +158,38 @@ class DataStream(OperatorHandle):
         return _append(self, assigned(self.flow, strategy))
 
     @overload
-    def key_by(self, *columns: str) -> KeyedStream: ...
+    def key_by(self, *columns: str, spread: int = 1) -> KeyedStream: ...
 
     @overload
-    def key_by(self, function: Callable[[Any], Any], /, *, returns: Any = None, name: str = "key") -> KeyedStream: ...
+    def key_by(
+        self, function: Callable[[Any], Any], /, *, returns: Any = None, name: str = "key", spread: int = 1
+    ) -> KeyedStream: ...
 
-    def key_by(self, *columns: Any, returns: Any = None, name: str = "key") -> KeyedStream:
+    def key_by(self, *columns: Any, returns: Any = None, name: str = "key", spread: int = 1) -> KeyedStream:
         """Send all rows of a key to the same subtask of the next operator; windows then work per key.
 
         The key is one or more columns, or the result of a function of one row, whose return annotation, or `returns`,
         is the type of the key. Results of aggregates have such a key as the column `key` (`name`); a tuple's members
         are `key_0`, `key_1` and so on, the fields of a NamedTuple columns of their names. Python functions receive rows
         unchanged, with the key separate; whole rows (reduced, deduplicated, joined, late ones) are emitted without it.
-        The same row must always have the same key.
+        The same row must always have the same key. With `spread=16`, windows divide the rows of each hot key over up to
+        16 subtasks and merge the partial aggregates: the result is the same; other operators refuse such a stream.
 
         Raises:
             GraphError: no column, one that does not exist, or a key of a type that is not known or cannot be one.
         """
-        from penstock.api.functions.key_selector import require_key_columns, selected_key
+        from penstock.api.functions.key_selector import require_key_columns, selected_key, spread_flow
 
         if any(not isinstance(column, str) and callable(column) for column in columns):
-            if len(columns) > 1:
-                way = "let one function return a tuple: lambda row: (row.a, f(row))"
-                raise GraphError("key_by: a function stands alone", hint=way)
             before = unkeyed(self)
-            return _with_key(before, *selected_key(before, columns[0], returns, name))
+            keyed = _with_key(before, *selected_key(before, columns, returns, name))
+            return KeyedStream(self.environment, spread_flow(keyed.flow, spread), keyed.keys)
         if returns is not None or name != "key":
             raise GraphError("key_by: returns= and name= are for functions", hint="leave them out for columns")
         flow = self.flow.partitioned(KeyGroup(require_key_columns(columns, self)))
         require_key_types(columns, flow.schema, "key_by")
         require_unique(columns, "key_by")
-        return KeyedStream(self.environment, flow, columns)
+        return KeyedStream(self.environment, spread_flow(flow, spread), columns)
 
     def connect(self, other: DataStream) -> Any:
         """Raise an error: only keyed streams can be connected.
@@ -271,8 +272,8 @@ class DataStream(OperatorHandle):
     ) -> pl.DataFrame:
         """Run the job up to this stream and return its rows; for tests and notebooks.
 
-        The input must be bounded, or `limit` given: the job is cancelled at this number of rows. `timeout`, such as
-        "30s" or seconds: a job that has not ended by then is cancelled, and the error names the function in a call.
+        The input is bounded, or the job is cancelled at `limit` rows. A job that has not ended after `timeout`, such as
+        "30s" or seconds, is cancelled, and the error names the function in a call.
         """
         from penstock.api.building.collection import collect
 
@@ -351,10 +352,9 @@ class KeyedStream(DataStream):
     ) -> DataStream:
         """Keep one row of each key, the first or the last by the column `by`; emit each row that becomes the kept one.
 
-        Without `by`, event time orders the rows (in a stream without event time, the order of arrival, for
-        `keep="first"`). Equal rows are ordered by arrival. A null sorts before all values. This is Flink's
-        deduplication (`ROW_NUMBER() OVER (PARTITION BY key ORDER BY by) = 1`): the last row of a key is the result. In
-        contrast to Flink, which drops late rows for `keep="first"`, no row is late. With `ttl`, such as "1h", a key is
+        Without `by`, event time orders the rows (without event time, arrival, for `keep="first"`). Equal rows are
+        ordered by arrival; a null is first. This is Flink's deduplication (`ROW_NUMBER() OVER (PARTITION BY key ORDER
+        BY by) = 1`): the last row of a key is the result; but no row is late. With `ttl`, such as "1h", a key is
         deleted this long after its kept row last changed.
 
         Raises:
@@ -408,14 +408,13 @@ class KeyedStream(DataStream):
         as "-5s", or seconds). Columns: this stream's, then the other's without its key columns; one whose name is taken
         gets the `suffix`. The result's event time is the later of the two.
 
-        `how`: with "left", "right" or "full" the unmatched rows of that side, or of both, are emitted too, with nulls.
-        Such a row is emitted when the watermark has passed all possible matches, with that time as event time. Rows
-        below the watermark are late: counted (`numLateRecordsDropped`) and dropped, or with `late_to` emitted to side
-        outputs: `{"left": "late-orders", "right": "late-payments"}` or one of them, read with `.side_output(tag)`.
+        `how`: with "left", "right" or "full" the unmatched rows of that side, or of both, are emitted too, with nulls,
+        when the watermark has passed all possible matches, and with that time. Rows below the watermark are late:
+        counted (`numLateRecordsDropped`) and dropped, or emitted to the side outputs of `late_to`, as for `join`.
 
         Raises:
-            GraphError: the other stream is not keyed by columns of the same types, a side has no event time, the lower
-                bound is above the upper one, a name would occur twice, or there is no such `how`.
+            GraphError: the other stream is not keyed by the same types, a side has no event time, the lower bound is
+                above the upper one, a name would occur twice, or there is no such `how`.
         """
         from penstock.api.windows.joins import JoinOptions, interval_join
 
@@ -543,12 +542,12 @@ class WindowedStream:
         Raises:
             GraphError: no aggregate, an unknown column, a name twice, or a column of a type the aggregate cannot take.
         """
-        from penstock.api.windows.aggregation import wanted_aggregates, window_aggregate
+        from penstock.api.windows.aggregation import wanted_aggregates, windowed
 
         where = f"aggregate over {self._window.label}"
         wanted = wanted_aggregates(aggregates, named, self._stream.columns, where)
         stream, wanted = _with_hidden_columns(self._stream, wanted, where)
-        return _append(stream, window_aggregate(self._rows(stream), wanted, where))
+        return _append(stream, windowed(self._rows(stream), wanted, where))
 
     def _rows(self, stream: KeyedStream) -> WindowedRows:
         from penstock.api.windows.window_options import WindowedRows
@@ -770,8 +769,9 @@ def _with_hidden_columns(
         return stream, plain
     before = DataStream(stream.environment, stream.flow.before_shuffle())
     flow = before.with_columns(**columns).flow.partitioned(KeyGroup(stream.keys))
-    computed = {"computed": stream.flow.computed, "computed_of": stream.flow.computed_of}
-    return KeyedStream(stream.environment, msgspec.structs.replace(flow, **computed), stream.keys), plain
+    of = stream.flow
+    flow = msgspec.structs.replace(flow, computed=of.computed, computed_of=of.computed_of, spread=of.spread)
+    return KeyedStream(stream.environment, flow, stream.keys), plain
 
 
 def _require_partner(stream: DataStream, other: Any, where: str) -> None:

@@ -28,6 +28,7 @@ PROCESSED = {
     ),
     **dict.fromkeys(("assign_watermarks", "constant_key", "running_aggregate", "deduplicate"), _KERNELS),
     **dict.fromkeys(("window_aggregate", "zoned_window", "session_aggregate", "window_top"), _KERNELS),
+    **dict.fromkeys(("spread_key", "partial_window", "merged_window"), _KERNELS),
     **dict.fromkeys(("interval_join", "window_join", "temporal_join"), _KERNELS),
     **dict.fromkeys(("processing_window", "map_async", "broadcast_process", "collect", "print"), _NEVER),
     **dict.fromkeys(("window_rows", "window_rows_join"), "keeps rows; Python at each window"),

@@ -25,6 +25,7 @@ _EQUAL = frozenset(
     {
         *("source", "assign_watermarks", "project", "key_selector", "constant_key", "map", "flat_map", "filter_rows"),
         *("map_batches", "process", "co_process", "window_aggregate", "zoned_window", "session_aggregate"),
+        *("spread_key", "partial_window", "merged_window"),
         *("interval_join", "window_join", "window_rows_join", "temporal_join"),
     }
 )

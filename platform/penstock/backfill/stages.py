@@ -16,7 +16,9 @@ from penstock.core.snapshot import OperatorStateSnapshot, SubtaskSnapshot
 from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex
 
 #: Kinds that keep the rows of a batch in order and have no state: their input may be read in parts.
-STATELESS = frozenset({"project", "key_selector", "constant_key", "map", "flat_map", "filter_rows", "sink"})
+STATELESS = frozenset(
+    {"project", "key_selector", "constant_key", "spread_key", "map", "flat_map", "filter_rows", "sink"}
+)
 
 
 class SourceTask(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,8 @@ _STATE_CONFIG = {
     "window_aggregate": ("key", "window", "aggregates"),
     "window_rows": ("key", "window"),
     "zoned_window": ("key", "window", "aggregates"),
+    "partial_window": ("key", "window", "aggregates"),
+    "merged_window": ("key", "window", "aggregates"),
     "processing_window": ("key", "window", "aggregates"),
     "session_aggregate": ("key", "window", "aggregates"),
     "window_top": ("window", "by", "count", "descending", "ties"),

@@ -39,7 +39,10 @@ Verdict = Literal["same", "migrates", "new", "dropped", "blocked"]
 #: The solution for a blocked state that may be dropped.
 DROP_STATE_HINT = "drop its state with --allow-non-restored-state {}"
 _KEY_IDS = range(101, 501)
-_WINDOWS = ("window_aggregate", "zoned_window", "window_rows", "processing_window", "session_aggregate")
+_WINDOWS = (
+    *("window_aggregate", "zoned_window", "partial_window", "merged_window"),
+    *("window_rows", "processing_window", "session_aggregate"),
+)
 _JOINS = ("interval_join", "window_join", "window_rows_join", "temporal_join")
 _BROADCAST = "broadcast"
 #: kind -> names of the non-keyed state that it restores; a function without keys has its own names.

@@ -18,6 +18,8 @@ from penstock.graph.job_graph import Forward, OperatorSpec, Partitioner, Rebalan
 
 #: Job names and uids that can be part of paths and transactional ids.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+#: The end of the uid of a part of an operator.
+PART_SUFFIX = ".partial"
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +48,8 @@ class StreamNode(msgspec.Struct, frozen=True, kw_only=True):
     side_outputs_optional: bool = False
     #: File and line of the user's call, for error messages.
     where: str = ""
+    #: The node whose uid (with a suffix) and options it has, because it is a part of the same call; 0: none.
+    part_of: int = 0
 
     @property
     def label(self) -> str:
@@ -176,8 +180,9 @@ class StreamGraphBuilder:
         if not kept:
             msg = f"job {name!r} has no operator"
             raise GraphError(msg, hint="begin with env.from_source(...) and end with .sink_to(...)")
-        given = {self._nodes[i].operator.uid for i in kept}
-        nodes = tuple(self._with_uid(self._nodes[i], given, require_uids) for i in sorted(kept))
+        found = [self._with_options(self._nodes[i]) for i in sorted(kept)]
+        given = {node.operator.uid for node in found}
+        nodes = tuple(self._with_uid(node, given, require_uids) for node in found)
         edges = tuple(e for e in self._edges if e.source in kept and e.target in kept)
         return StreamGraph(name=name, nodes=nodes, edges=edges, settings=settings)
 
@@ -190,6 +195,19 @@ class StreamGraphBuilder:
                 kept.add(node_id)
                 waiting.extend(e.source for e in self._edges if e.target == node_id)
         return kept
+
+    def _with_options(self, node: StreamNode) -> StreamNode:
+        """Return a part with the uid and options of the operator that it belongs to."""
+        if not node.part_of:
+            return node
+        whole = self._nodes[node.part_of]
+        uid = f"{whole.operator.uid}{PART_SUFFIX}" if whole.operator.uid else ""
+        return msgspec.structs.replace(
+            node,
+            operator=msgspec.structs.replace(node.operator, uid=uid),
+            parallelism=whole.parallelism,
+            slot_sharing_group=whole.slot_sharing_group,
+        )
 
     @staticmethod
     def _with_uid(node: StreamNode, given: Collection[str], require_uids: bool) -> StreamNode:

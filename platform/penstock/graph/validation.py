@@ -24,6 +24,8 @@ _REMOTE = frozenset(
         "deduplicate",
         "window_aggregate",
         "zoned_window",
+        "partial_window",
+        "merged_window",
         "processing_window",
         "window_rows",
         "window_rows_join",
@@ -38,7 +40,7 @@ _REMOTE = frozenset(
 )
 _BACKEND_HINT = "use state_backend='rocksdb' for this job"
 #: Kinds of operators that pass views on or convert them to plain columns.
-_TAKE = frozenset({"project", "sink", "collect", "print"})
+_TAKE = frozenset({"project", "spread_key", "sink", "collect", "print"})
 #: Columns that a window adds to its output; an input column of that name would be hidden.
 WINDOW_COLUMNS = ("window_start", "window_end")
 #: Key column types whose hash is the same here and in Spark (`penstock.kernels` has the same list).

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: The column of the key that all rows share, for windows over all rows.
 ALL_ROWS_KEY = "__all"
+#: The column that divides the rows of a hot key: `key_by(..., spread=N)`.
+SALT = "__salt"
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +44,8 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     #: The key columns that a function has computed, and the stream whose rows it received.
     computed: tuple[str, ...] = ()
     computed_of: Any = None
+    #: The number of parts of a hot key's rows; 1: the key is not spread.
+    spread: int = 1
 
     @property
     def has_event_time(self) -> bool:
@@ -95,6 +99,8 @@ def require_same_rows(flow: Flow, other: Flow) -> None:
     Raises:
         GraphError: one has event time and the other has none, or their columns differ.
     """
+    for each in (flow, other):
+        require_whole_keys(each, "union")
     if other.has_event_time != flow.has_event_time:
         msg = "union: one stream has event time and the other has none"
         way = "give its source watermarks=..., or .assign_timestamps_and_watermarks(...)"
@@ -118,6 +124,17 @@ def _difference(left: pa.Schema, right: pa.Schema) -> str:
 
 def _shown(field: pa.Field) -> str:
     return f"{field.type}{'' if field.nullable else ' not null'}"
+
+
+def require_whole_keys(flow: Flow, where: str) -> None:
+    """Check that the rows of each key are sent to one subtask, for an operator other than a spread window.
+
+    Raises:
+        GraphError: the key is spread.
+    """
+    if flow.spread > 1:
+        msg = f"{where}: key_by(spread={flow.spread}) is for aggregates of windows only"
+        raise GraphError(msg, hint="leave spread= out of key_by, or use .window(...).aggregate(...)")
 
 
 def side_flow(builder: StreamGraphBuilder, node: int, tag: str) -> Flow:

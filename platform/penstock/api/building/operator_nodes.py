@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
 
-from penstock.api.building.flow import Flow
+from penstock.api.building.flow import Flow, require_whole_keys
 from penstock.core.errors import GraphError, call_site
 from penstock.core.schema import schema_to_text
+from penstock.graph.job_graph import KeyGroup
 from penstock.graph.stream_graph import StreamNode, Upstream
 from penstock.graph.validation import require_name
 
@@ -37,21 +38,52 @@ class NewOperator(msgspec.Struct, frozen=True):
     edge: pa.Schema | None = None
     #: Whether rows may be combined before they are sent to it.
     combine: bool = False
+    #: Operators between the stream and this one that are parts of it, in order.
+    before: tuple[NewOperator, ...] = ()
+    #: The columns by which rows are sent to it; none: as the stream sends them.
+    by: tuple[str, ...] = ()
 
 
 def append_end(builder: StreamGraphBuilder, flow: Flow, spec: OperatorSpec, where: str = "") -> int:
     """Add an operator without output, and return its node; `where`: its place, if it is not the caller's."""
+    require_whole_keys(flow, spec.name)
     return _append(builder, flow, StreamNode(id=0, operator=spec, where=where or call_site()))
 
 
 def append_operator(builder: StreamGraphBuilder, flow: Flow, new: NewOperator) -> Flow:
     """Add an operator and return its output."""
-    combine = new.spec.config if new.combine else None
-    return _output(_append(builder, flow, _node(new), new.edge, combine), new)
+    if new.before:
+        return _append_parts(builder, flow, new)
+    require_whole_keys(flow, new.spec.name)
+    return _output(_add(builder, flow, new), new)
+
+
+def _append_parts(builder: StreamGraphBuilder, flow: Flow, new: NewOperator) -> Flow:
+    """Add an operator and the parts before it, which take its uid and options, or their input's without a key."""
+    parallelism = builder.node(flow.upstreams[0].node).parallelism
+    parts, flow = [], flow.before_shuffle()
+    for part in new.before:
+        node = _add(builder, flow, part)
+        flow = _output(node, part)
+        if part.by:
+            parts.append(node)
+        else:
+            builder.update(node, parallelism=parallelism)
+    whole = _add(builder, flow, new)
+    for node in parts:
+        builder.update(node, part_of=whole)
+    return _output(whole, new)
+
+
+def _add(builder: StreamGraphBuilder, flow: Flow, new: NewOperator) -> int:
+    sent = flow.partitioned(KeyGroup(new.by)) if new.by else flow
+    return _append(builder, sent, _node(new), new.edge, new.spec.config if new.combine else None)
 
 
 def append_two_input(builder: StreamGraphBuilder, first: Flow, second: Flow, new: NewOperator) -> Flow:
     """Add an operator after two streams and return its output."""
+    for flow in (first, second):
+        require_whole_keys(flow, new.spec.name)
     inputs = [[(u, schema_to_text(flow.schema)) for u in flow.upstreams] for flow in (first, second)]
     return _output(builder.add_two_input(_node(new), *inputs), new)
 

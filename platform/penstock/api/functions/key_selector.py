@@ -10,6 +10,7 @@ import inspect
 import typing
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
+import msgspec
 import pyarrow as pa
 
 from penstock.api.building.flow import ALL_ROWS_KEY
@@ -26,17 +27,23 @@ if TYPE_CHECKING:
 
     from penstock.api.building.flow import Flow, InputStream
 
+#: Most parts of a hot key's rows.
+MOST_PARTS = 256
 _WAY = "annotate what it returns, such as `-> int`, or give returns=int"
 
 
 def selected_key(
-    stream: InputStream, function: Callable[[Any], Any], returns: Any, name: str
+    stream: InputStream, functions: tuple[Callable[[Any], Any], ...], returns: Any, name: str
 ) -> tuple[OperatorSpec, pa.Schema]:
-    """Return the operator that computes each row's key by a function, and the key's columns.
+    """Return the operator that computes each row's key by the one function, and the key's columns.
 
     Raises:
-        GraphError: no function, a type that is not known or cannot be a key, or a column of the key's name exists.
+        GraphError: not one function, a type that is not known or cannot be a key, or a column of the key's name exists.
     """
+    if len(functions) > 1:
+        way = "let one function return a tuple: lambda row: (row.a, f(row))"
+        raise GraphError("key_by: a function stands alone", hint=way)
+    function = functions[0]
     where = f"key_by({getattr(function, '__name__', type(function).__name__)})"
     if not callable(function):
         msg = f"key_by: {function!r} is neither a column's name nor a function"
@@ -93,6 +100,18 @@ def require_key_columns(columns: tuple[Any, ...], stream: InputStream) -> tuple[
             msg = f"key_by: {argument_text(column)} is not a column's name"
             raise GraphError(msg, hint="compute the key with .with_columns(key=...) and then .key_by('key')")
     return columns
+
+
+def spread_flow(flow: Flow, spread: Any) -> Flow:
+    """Return the flow of rows by key with the argument `spread` of `key_by`.
+
+    Raises:
+        GraphError: it is not a number of parts.
+    """
+    if not isinstance(spread, int) or not 1 <= spread <= MOST_PARTS:
+        msg = f"key_by: spread={spread!r} is not a number of parts"
+        raise GraphError(msg, hint=f"use 1 to {MOST_PARTS}, such as four times the parallelism")
+    return msgspec.structs.replace(flow, spread=spread)
 
 
 def _listed(column: Any, stream: InputStream) -> list[str]:

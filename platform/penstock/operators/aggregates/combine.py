@@ -47,6 +47,14 @@ def combined_schema(keys: tuple[str, ...], schema: pa.Schema, spec: PaneTableSpe
     return pa.schema([*(schema.field(name) for name in keys), TS_FIELD, cells, *values])
 
 
+def combined_rows(schema: pa.Schema, spec: PaneTableSpec, columns: list[pa.Array], cells: I64) -> pa.RecordBatch:
+    """Return rows of `combined_schema` of the keys and times in `columns`, and of cells, which it overwrites."""
+    values = [take_values(cells[:, word], kind) for word, kind in spec.value_words.items()]
+    cells[:, list(spec.value_words)] = 0  # an address has no meaning in another process
+    kept = pa.Array.from_buffers(schema.field(CELLS_COLUMN).type, len(cells), [None, pa.py_buffer(cells)], 0)
+    return pa.RecordBatch.from_arrays([*columns, kept, *values], schema=schema)
+
+
 def _value_column(word: int) -> str:
     return f"{CELLS_COLUMN}_{word}"
 
@@ -119,11 +127,6 @@ class Combiner:
             self._left, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
             return None
         self._pause = _FIRST_PAUSE
-        order, words = pa.array(found.first_rows), self._plan.spec.value_words
-        values = [take_values(found.cells[:, word], kind) for word, kind in words.items()]
-        found.cells[:, list(words)] = 0  # an address has no meaning in another process
-        cells = pa.Array.from_buffers(
-            self.schema.field(CELLS_COLUMN).type, len(found.panes), [None, pa.py_buffer(found.cells)], 0
-        )
-        columns = [*(batch.column(name).take(order) for name in self._key), pa.array(found.panes), cells, *values]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        order = pa.array(found.first_rows)
+        columns = [*(batch.column(name).take(order) for name in self._key), pa.array(found.panes)]
+        return combined_rows(self.schema, self._plan.spec, columns, found.cells)

@@ -1,6 +1,7 @@
 """Tumbling, sliding and cumulative event-time windows with aggregates (`window_aggregate`, `zoned_window`).
 
-The windows that a watermark closes are found from the panes with rows; the window join calls this too.
+Also both stages of the windows of a spread key (`partial_window`, `merged_window`). The windows that a watermark closes
+are found from the panes with rows; the window join calls this too.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from penstock.eventtime.windows import TimeWindow
 from penstock.kernels.aggregates.pane_assignment import TIME_LIMIT, assign_panes
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
-from penstock.operators.aggregates.aggregate_plan import AggregatePlan
-from penstock.operators.aggregates.aggregate_schema import WindowConfig, output_schema, parse
 from penstock.operators.aggregates.combine import combined_schema, read_cells
 from penstock.operators.lateness import LateRows, RangeWatermarks, saturating_minus
-from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
-from penstock.operators.windows.window_times import window_time
+from penstock.operators.operator import NO_CAPABILITIES, Capabilities, Operator, OperatorSnapshot
+from penstock.operators.windows.window_stages import WindowStage, stage_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from penstock.core.elements import Barrier
     from penstock.kernels.compiler.compile import I64
+    from penstock.operators.aggregates.aggregate_plan import AggregatePlan
+    from penstock.operators.aggregates.aggregate_schema import WindowConfig
     from penstock.operators.operator import Collector, OperatorContext
+    from penstock.operators.windows.window_times import WindowTime
     from penstock.state.cells.hot_panes import Fired
     from penstock.state.panes.pane_table import PaneTable
     from penstock.state.store import KeyedState
@@ -92,7 +94,8 @@ class WindowAggregateOperator(Operator):
 
     _config: WindowConfig
     _plan: AggregatePlan
-    _schema: pa.Schema
+    _stage: WindowStage
+    _time: WindowTime
     _store: KeyedState
     _table: PaneTable
     _watermarks: RangeWatermarks
@@ -102,9 +105,8 @@ class WindowAggregateOperator(Operator):
         if context.keyed_state is None:
             raise GraphError(f"{context.spec.uid}: a window needs keyed state", hint="key the stream before the window")
         self._context = context
-        self._config = parse(context.spec.config)
-        self._schema = output_schema(context.spec.config, context.input_schemas[0])
-        self._plan = AggregatePlan(self._config, context.input_schemas[0])
+        self._stage = stage_of(context.spec.config, context.input_schemas[0])
+        self._config, self._plan, self._time = self._stage.config, self._stage.plan, self._stage.time
         self._store = context.keyed_state
         self._table = self._store.pane_table(_STATE, self._plan.spec)
         self._plan.heap = self._table.heap
@@ -115,17 +117,20 @@ class WindowAggregateOperator(Operator):
         self._counts = np.zeros(3, np.int64)
         self._panes = np.empty(0, np.int64)
         self._simple = config.plain
-        self._time = window_time(context.spec.config)
         self._late = LateRows(context.spec.config, context.metrics)
-        #: Columns of combined rows.
-        self._combined = combined_schema(config.key, context.input_schemas[0], self._plan.spec)
-        return Capabilities(combined_schema=self._combined)
+        if self._stage.merges:
+            return NO_CAPABILITIES
+        return Capabilities(combined_schema=combined_schema(config.key, context.input_schemas[0], self._plan.spec))
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Add the rows to their panes."""
         data = batch.data
         if batch.combined:
-            self._merge(data)
+            self._merge(data, data.column(TS_COLUMN).to_numpy())
+            return
+        if self._stage.merges:
+            times = data.column(TS_COLUMN).to_numpy()
+            self._merge(data, times - (times - self._config.offset) % self._config.pane)
             return
         if self._simple and self._table.adds_in_one_pass and not self._watermarks.differ:
             self._add(data, out)
@@ -187,10 +192,9 @@ class WindowAggregateOperator(Operator):
         else:
             self._late.count(late)
 
-    def _merge(self, data: pa.RecordBatch) -> None:
-        """Add rows that were combined by key and pane before the shuffle; their time is the start of their pane."""
+    def _merge(self, data: pa.RecordBatch, panes: I64) -> None:
+        """Add rows of accumulators by key and pane, combined before the shuffle or made by partial windows."""
         cells = read_cells(data, self._plan.spec, self._table.heap)
-        panes = data.column(TS_COLUMN).to_numpy()
         keys = key_columns(data, self._config.key)
         hashes = hash_key_columns(keys, data.num_rows)
         kept = panes >= self._first_open_start(self._watermarks.low)
@@ -296,19 +300,8 @@ class WindowAggregateOperator(Operator):
             self._emit(piece if not done else _without_hash_ranges(piece, done), window, out)
 
     def _emit(self, piece: Fired, window: TimeWindow, out: Collector) -> None:
-        rows = len(piece.hashes)
-        if rows == 0:
-            return
-        start, end, ts = self._time.bounds(window)
-        time = self._schema.field("window_start").type
-        columns = [
-            *piece.keys,
-            pa.array(np.full(rows, start, np.int64)).view(time),
-            pa.array(np.full(rows, end, np.int64)).view(time),
-            *self._plan.outputs(piece.cells),
-            pa.array(np.full(rows, ts, np.int64)),
-        ]
-        out.batch(Batch(pa.RecordBatch.from_arrays(columns, schema=self._schema)))
+        if len(piece.hashes):
+            out.batch(Batch(self._stage.rows_of(piece, self._time.bounds(window))))
 
     def _refire(self, data: pa.RecordBatch, panes: I64, out: Collector) -> None:
         """Emit windows again that had fired before this batch added rows; after a rescale that differs by key."""

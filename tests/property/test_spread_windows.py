@@ -1,0 +1,185 @@
+"""Windows of a spread key against the same windows without `spread`, in one job with the same rows and watermarks.
+
+Out-of-order and late rows, crashes, checkpoints and rescales; the schema and the order of columns are equal too.
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+from tests.support.depth import examples
+
+import penstock as ps
+from penstock.core.errors import PenstockError
+from penstock.testing import JobHarness, faults
+from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.files import FileSink
+
+#: Rows of a batch, so that the hot key is known after the first one; and the range of its event times, in seconds.
+ROWS, AROUND = 90, 9
+AGGREGATES = {
+    "n": ps.count(),
+    "few": ps.count().where(pl.col("amount") > 50),
+    "total": ps.sum("amount"),
+    "halves": ps.sum("half"),
+    "mean": ps.mean("half"),
+    "least": ps.min("text"),
+    "most": ps.max("amount"),
+    "deviation": ps.std("amount"),
+}
+WINDOWS = {
+    "tumbling": ps.Tumbling("10s", offset="3s"),
+    "sliding": ps.Sliding("10s", "4s"),
+    "cumulative": ps.Cumulative("2s", "10s"),
+    "gaps": ps.Sliding("2s", "5s"),
+}
+
+
+class Pair(NamedTuple):
+    user: int
+    parity: int
+
+
+def pair(row) -> Pair:
+    return Pair(row.user_id, row.amount % 2)
+
+
+KEYS = {
+    "column": lambda stream, spread: stream.key_by("user_id", spread=spread),
+    "columns": lambda stream, spread: stream.key_by("text", "user_id", spread=spread),
+    "function": lambda stream, spread: stream.key_by(pair, spread=spread),
+}
+
+
+def job_of(keyed, window, aggregates):
+    """Return a job with both plans."""
+    strategy = ps.WatermarkStrategy.bounded_out_of_orderness("4s", timestamp="ts")
+    env = ps.Environment(parallelism=2, checkpoint_interval="5s", combine_min_rows=32, combine_ratio=1.0)
+    orders = env.from_source(DatagenSource(), watermarks=strategy, uid="orders")
+    # halves are exact, so that the order of a sum does not matter
+    half = pl.when(pl.col("amount") % 5 > 0).then(pl.col("amount") / 2)
+    rows = orders.with_columns(half=half, text=(pl.col("amount") % 7).cast(pl.String))
+    for name, spread in (("whole", 1), ("spread", 5)):
+        out = keyed(rows, spread).window(window).aggregate(**aggregates).uid(f"{name}-windows")
+        out.sink_to(FileSink(f"/tmp/{name}"), uid=name)
+    return env
+
+
+def rows_of(seed, number, users=(1, 1, 1, 1, 2, 3, 4)):
+    """Return the rows of one batch; most have one key, and some are late."""
+    random = np.random.default_rng([seed, number])
+    start = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=5 * number)
+    return [
+        {
+            "user_id": int(users[random.integers(len(users))]),
+            "amount": int(random.integers(0, 100)),
+            "ts": start + timedelta(microseconds=int(random.integers(-AROUND * 1_000_000, AROUND * 1_000_000))),
+        }
+        for _ in range(ROWS)
+    ]
+
+
+def same(job):
+    found, expected = (job.frame(name) for name in ("spread", "whole"))
+    assert found.columns == expected.columns
+    by = [name for name in found.columns if name not in AGGREGATES and name != "window_start"]
+    assert_frame_equal(found.sort(by), expected.sort(by), rel_tol=1e-12)
+
+
+#: Each window and each form of a key once; the others in a nightly run.
+PAIRS = [("tumbling", "column"), ("sliding", "columns"), ("cumulative", "function"), ("gaps", "column")]
+EVERY = [
+    pytest.param(window, key, marks=() if (window, key) in PAIRS else pytest.mark.nightly)
+    for window in WINDOWS
+    for key in KEYS
+]
+
+
+@pytest.mark.parametrize(("window", "key"), EVERY)
+@examples(40)
+@given(st.integers(0, 1 << 32), faults(max_parallelism=3))
+def test_the_result_is_that_of_the_whole_key(window, key, seed, planned):
+    with JobHarness(job_of(KEYS[key], WINDOWS[window], AGGREGATES), faults=planned, parallelism=2) as job:
+        for number in range(4):
+            job.push("orders", rows_of(seed, number))
+        same(job)
+        job.push("orders", rows_of(seed, 9))  # no row for some windows
+        job.push("orders", rows_of(seed, 7))
+        job.end()
+        same(job)
+
+
+def test_late_rows_are_counted_in_the_first_stage():
+    with JobHarness(job_of(KEYS["column"], WINDOWS["tumbling"], {"n": ps.count()})) as job:
+        for number in (0, 1, 8, 2):
+            job.push("orders", rows_of(3, number))
+        late = job.late_rows("whole-windows")
+        assert late >= ROWS
+        assert (job.late_rows("spread-windows.partial"), job.late_rows("spread-windows")) == (late, 0)
+        job.end()
+        same(job)
+
+
+def test_distinct_values_are_estimated_as_of_the_whole_key():
+    aggregates = {"values": ps.approx_count_distinct("amount"), "n": ps.count()}
+    with JobHarness(job_of(KEYS["column"], WINDOWS["tumbling"], aggregates)) as job:
+        for number in range(3):
+            job.push("orders", rows_of(5, number))
+        job.end()
+        same(job)
+
+
+def test_the_rows_of_a_hot_key_are_divided_and_others_are_not():
+    with JobHarness(job_of(KEYS["column"], ps.Tumbling("1h"), {"n": ps.count()})) as job:
+        for number in range(3):
+            job.push("orders", rows_of(7, number, users=(1, 1, 1, 1, 1, 1, *range(100, 140))))
+        parts = job.state("spread-windows.partial", "panes").group_by("user_id").agg(pl.len())
+        counts = dict(parts.iter_rows())
+        assert counts[1] >= 5
+        assert sorted(counts[user] for user in range(100, 140) if user in counts)[10] == 1
+        job.end()
+        same(job)
+
+
+def windows_of(spread, window=WINDOWS["tumbling"]):
+    strategy = ps.WatermarkStrategy.bounded_out_of_orderness("4s", timestamp="ts")
+    orders = ps.Environment(parallelism=2).from_source(DatagenSource(), watermarks=strategy, uid="orders")
+    return orders.key_by("user_id", spread=spread).window(window).aggregate(n=ps.count()).uid("windows")
+
+
+def late_rows(job, spread):
+    return sum(job.late_rows(uid) for uid in ("windows", "windows.partial")[: min(spread, 2)])
+
+
+@pytest.mark.parametrize("spread", [1, 9])
+def test_open_windows_go_on_with_more_parts(spread, tmp_path):
+    with JobHarness(windows_of(spread)) as job:
+        job.push("orders", rows_of(2, 0))
+        uri, before, late = job.savepoint(tmp_path / "before"), job.frame(), late_rows(job, spread)
+    with JobHarness(windows_of(5), from_savepoint=uri) as job:
+        job.push("orders", rows_of(2, 1))
+        job.end()
+        both = pl.concat([before, job.frame()])
+        assert both["n"].sum() == 2 * ROWS - late - late_rows(job, 5)
+        assert not both.select("user_id", "window_start").is_duplicated().any()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ((5,), (1,), "windows.partial"),
+        ((1, WINDOWS["sliding"]), (5, WINDOWS["sliding"]), "it is the state of windows of size 10 s, slide 4 s"),
+    ],
+    ids=["no longer spread", "sliding"],
+)
+def test_state_that_the_other_plan_cannot_read_is_refused(before, after, words, tmp_path):
+    with JobHarness(windows_of(*before)) as job:
+        job.push("orders", rows_of(2, 0))
+        uri = job.savepoint(tmp_path / "before")
+    with pytest.raises(PenstockError, match=words):
+        JobHarness(windows_of(*after), from_savepoint=uri)
