@@ -166,6 +166,7 @@ class Worker:
             blocking=Background(self, "blocking"),
             slow_calls=SlowCalls(world.clock),
             managed_memory_bytes=world.plan.managed_memory_bytes,
+            network_memory_bytes=world.plan.network_memory_bytes,
             state_dir=world.folder / self.worker_id,
             limits=world.plan.limits.changed(inline_state_bytes=small, inline_staged_bytes=small),
         )

@@ -57,6 +57,7 @@ class Plan:
     #: Sizes of state, and a worker's memory for it.
     limits: StateLimits = PRODUCTION
     managed_memory_bytes: int = 256 << 20
+    network_memory_bytes: int | None = None
     #: Pause after each message of rows, which a subtask then takes one by one: with a long one, rows wait for it.
     slow_ms: float = 0.0
     #: Unconnected pipelines of the job: each reads every n-th partition, from its own topic.
@@ -115,6 +116,7 @@ class Plan:
         self.settings["unaligned_checkpoints"] = chance.random() < 0.6
         self.settings["aligned_checkpoint_timeout_ms"] = chance.choice([0, 0, 5, 30])
         self.settings["buffer_debloat_target_ms"] = chance.choice([0, 0, 5, 50])
+        self.network_memory_bytes = chance.choice([None, None, 1 << 19, 4 << 20])
 
     def draw_regions(self, chance: random.Random) -> None:
         """Draw how many regions the job has."""

@@ -31,11 +31,16 @@ def managed_refusal(wanted_bytes: int, slot_bytes: int) -> str:
     if wanted_bytes <= slot_bytes:
         return ""
     return (
-        f"the job wants {megabytes(wanted_bytes)} of managed memory per slot, but a slot has {megabytes(slot_bytes)}"
+        f"the job wants {megabytes(wanted_bytes)} of managed memory per slot, but a slot has {whole(slot_bytes)}"
         f" ({WAY_OUT})"
     )
 
 
 def megabytes(size: int) -> str:
-    """Return a size in mebibytes, rounded up."""
+    """Return a size that is needed in mebibytes, rounded up."""
     return f"{-(-size // _MB)} MB"
+
+
+def whole(size: int) -> str:
+    """Return a size that there is in mebibytes, rounded down: it differs from a larger one that is needed."""
+    return f"{size // _MB} MB"

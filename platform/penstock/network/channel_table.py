@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.core.clock import Clock
     from penstock.graph.task_deployment import ChannelId, TaskDeployment
     from penstock.network.data_plane import Wake
+    from penstock.network.network_memory import GateShare
     from penstock.network.output import SplitKernels
     from penstock.network.subpartition import Subpartition
 
@@ -90,11 +91,13 @@ class ChannelTable:
         self._lock = threading.Lock()
         self._jobs: dict[str, _JobChannels] = {}
 
-    def create_gate(self, deployment: TaskDeployment, on_data: Wake) -> InputGate | None:
-        """Make the gate of one subtask; None when it has no inputs."""
+    def create_gate(
+        self, deployment: TaskDeployment, on_data: Wake, share: GateShare | None = None
+    ) -> InputGate | None:
+        """Make the gate of one subtask; None when it has no inputs. `share`: see `InputGate`."""
         if not deployment.inputs:
             return None
-        gate = InputGate(deployment.inputs, deployment.settings, on_data, clock=self._clock)
+        gate = InputGate(deployment.inputs, deployment.settings, on_data, clock=self._clock, share=share)
         with self._lock:
             job = self._jobs.setdefault(deployment.job_id, _JobChannels())
             job.gates.append(gate)

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from penstock.graph.task_deployment import TaskDeployment
     from penstock.network.input_gate import InputGate
+    from penstock.network.network_memory import GateShare
     from penstock.network.output import ResultPartition
 
 #: Wakes a task; called from any thread.
@@ -47,8 +48,10 @@ class DataPlane(Protocol):
     def endpoint(self) -> str:
         """Return the address of this worker for others: `unix:<path>`, `tcp:host:port` or `memory:<worker>`."""
 
-    def create_gate(self, deployment: TaskDeployment, on_data: Wake) -> InputGate | None:
-        """Make the gate of one subtask; None when it has no inputs."""
+    def create_gate(
+        self, deployment: TaskDeployment, on_data: Wake, share: GateShare | None = None
+    ) -> InputGate | None:
+        """Make the gate of one subtask; None when it has no inputs. `share`: see `InputGate`."""
 
     def create_outputs(self, deployment: TaskDeployment, on_available: Wake | None = None) -> list[ResultPartition]:
         """Make the outgoing partitions of one subtask, one per outgoing edge."""

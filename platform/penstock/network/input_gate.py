@@ -18,9 +18,10 @@ import pyarrow as pa
 
 from penstock.core.elements import Barrier, Batch, EndOfInput, StreamElement, Watermark
 from penstock.core.schema import schema_from_text
-from penstock.network.credit import GateCredit, exclusive_bytes
+from penstock.network.credit import GateCredit
 from penstock.network.debloater import Debloater
 from penstock.network.in_flight import OvertakenRows, QueuedRows
+from penstock.network.network_memory import GateShare, gate_want
 from penstock.network.subpartition import CombinedRows, ConnectionLostError
 
 if TYPE_CHECKING:
@@ -71,11 +72,12 @@ class InputGate:
         on_data: Callable[[], None],
         small_bytes: int = _SMALL_BYTES,
         clock: Clock | None = None,
+        share: GateShare | None = None,
     ) -> None:
         """Number the channels flat, in the order of `inputs` and of their channels.
 
         Rows of several channels become one batch up to `small_bytes`. With `clock`, the gate bounds in-flight rows by
-        time if the settings say so.
+        time if the settings say so. `share` bounds its memory; None: only the settings do.
         """
         self._small_bytes = small_bytes
         self._channels: list[_Channel] = []
@@ -83,13 +85,17 @@ class InputGate:
             schema = schema_from_text(spec.schema) if spec.schema else None
             for channel in spec.channels:
                 self._channels.append(_Channel(channel, spec.input_index, schema, edge=spec.overtakes))
-        exclusive = [exclusive_bytes(settings, spec.width) for spec in inputs for _ in spec.channels]
-        floating = max(0, settings.floating_buffers) * max(1, settings.buffer_size_bytes)
-        self._credit = GateCredit(exclusive, floating)
+        want = gate_want(inputs, settings)
+        exclusive = want.exclusive
+        self._credit = GateCredit(exclusive, want.floating if share is None else share.floating)
+        most = max(exclusive, default=1)
+        if share is not None and share.window is not None:
+            most = min(most, share.window)
+            self._credit.resize(most)
         target_ms = settings.buffer_debloat_target_ms
         self._debloater: Debloater | None = None
         if target_ms and clock is not None:
-            self._debloater = Debloater(target_ms, len(exclusive), max(exclusive, default=1), clock)
+            self._debloater = Debloater(target_ms, len(exclusive), most, clock)
             self._credit.resize(self._debloater.window)
         self._on_data = on_data
         self._lock = threading.Lock()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.network.data_plane import ConnectionLost, Wake
     from penstock.network.frame import ChannelKey
     from penstock.network.input_gate import InputGate
+    from penstock.network.network_memory import GateShare
     from penstock.network.output import ResultPartition, SplitKernels
     from penstock.network.subpartition import Subpartition
 
@@ -157,9 +158,11 @@ class MemoryNetwork:
         """Return the address at which other workers reach this one."""
         return f"memory:{self.worker_id}"
 
-    def create_gate(self, deployment: TaskDeployment, on_data: Wake) -> InputGate | None:
-        """Make the gate of one subtask; None when it has no inputs."""
-        return self._table.create_gate(deployment, on_data)
+    def create_gate(
+        self, deployment: TaskDeployment, on_data: Wake, share: GateShare | None = None
+    ) -> InputGate | None:
+        """Make the gate of one subtask; None when it has no inputs. `share`: see `InputGate`."""
+        return self._table.create_gate(deployment, on_data, share)
 
     def create_outputs(self, deployment: TaskDeployment, on_available: Wake | None = None) -> list[ResultPartition]:
         """Make the outgoing partitions of one subtask, one per outgoing edge."""

@@ -121,6 +121,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     taskmanager_id: str
     slot: int
     managed_memory_bytes: int
+    network_memory_bytes: int
+    #: Memory above which the worker is killed.
+    memory_limit_bytes: int
     #: Full lease, which starts when the worker reports that it is ready.
     lease_ms: int
     log_path: str

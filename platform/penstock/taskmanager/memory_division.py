@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.config.config_file import TaskManagerSettings
-from penstock.config.managed_memory import managed_refusal, megabytes
+from penstock.config.managed_memory import managed_refusal, megabytes, whole
 from penstock.config.settings import DEFAULT_MANAGED_BYTES
 from penstock.core.errors import UsageError
 
@@ -70,7 +70,7 @@ class MemoryDivision:
         if granted > self._limit_less_task:
             return (
                 f"the job wants {megabytes(granted)} of managed memory per slot, but a worker may use"
-                f" {megabytes(self.limit_bytes)}, of which tasks need {megabytes(LEAST_TASK_BYTES)}"
+                f" {whole(self.limit_bytes)}, of which tasks need {megabytes(LEAST_TASK_BYTES)}"
                 " (lower the job's managed_memory, or raise taskmanager.worker_memory)"
             )
         return ""
@@ -114,7 +114,7 @@ def divided(settings: TaskManagerSettings, slots: int, total_bytes: int, origin:
         raise UsageError(
             f"a TaskManager with {_count(slots)} needs {megabytes(needed)} of memory: framework"
             f" {megabytes(framework)}, network {megabytes(network)}, managed {megabytes(managed)}, tasks"
-            f" {megabytes(LEAST_TASK_BYTES)} per slot; but it has {megabytes(total_bytes)} ({origin})",
+            f" {megabytes(LEAST_TASK_BYTES)} per slot; but it has {whole(total_bytes)} ({origin})",
             hint="raise --memory, lower --slots, or lower taskmanager.managed_memory or another part",
         )
     return MemoryDivision(

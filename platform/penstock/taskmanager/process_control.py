@@ -55,8 +55,8 @@ def lower_priority() -> None:
     os.nice(_NICE)
 
 
-def keep_freed_memory() -> None:
-    """Let the allocator keep freed memory, up to a limit, so that the next batch needs no new pages.
+def keep_freed_memory(most_bytes: int = _KEPT_FREE_BYTES) -> None:
+    """Let the allocator keep freed memory, up to a limit of 256 MB, so that the next batch needs no new pages.
 
     By default every array of a batch is mapped, cleared page by page at the first access, and unmapped. No effect
     without glibc.
@@ -64,7 +64,7 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_IN_HEAP_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_FREE_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, min(most_bytes, _KEPT_FREE_BYTES))
 
 
 def raise_descriptor_limit() -> None:

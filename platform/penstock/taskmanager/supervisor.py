@@ -395,6 +395,8 @@ class Supervisor:
             taskmanager_id=self._config.taskmanager_id,
             slot=command.slot,
             managed_memory_bytes=self._memory.granted(command.managed_memory_bytes),
+            network_memory_bytes=self._memory.slot_network_bytes,
+            memory_limit_bytes=self._memory.limit_bytes,
             lease_ms=self._registered.worker_lease_ms,
             log_path=str(self._logs.path_of(command.worker_id)),
             listen=",".join(filter(None, (self._config.data_address, f"unix:{self._socket_dir}"))),

@@ -53,6 +53,8 @@ READING_THREADS = 8
 BLOCKING_THREADS = 16
 #: Metrics are sent with the first lease renewal after this time.
 METRICS_INTERVAL_MS = 1000.0
+#: A worker keeps at most one part in this many of its memory after it was freed.
+_KEPT_PART = 8
 #: Exit code of a worker that cannot continue.
 BROKEN = 70
 
@@ -61,7 +63,7 @@ def run_worker(control_socket: socket.socket, spec: WorkerSpec) -> int:
     """Serve until the supervisor closes the control socket; return the exit code."""
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     lower_priority()
-    keep_freed_memory()
+    keep_freed_memory(spec.memory_limit_bytes // _KEPT_PART)
     raise_descriptor_limit()
     threading.excepthook = _exit_on_thread_failure
     tell_exits()
@@ -169,6 +171,7 @@ def _start_runtime(
         blocking=ThreadBackground("ps-blocking", BLOCKING_THREADS),
         gather=ParallelReads(ThreadBackground("ps-reads", READING_THREADS)),
         managed_memory_bytes=spec.managed_memory_bytes,
+        network_memory_bytes=spec.network_memory_bytes,
         state_dir=Path(spec.state_dir),
         require_writable=lambda folder: require_writable(folder, spec.worker_id, spec.taskmanager_id),
     )

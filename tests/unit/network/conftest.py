@@ -94,11 +94,11 @@ class Job:
         (output,) = self.planes[worker].create_outputs(self.deployment("s", subtask, outputs=(spec,)), wake)
         return output
 
-    def gate(self, subtask, worker, sources, on_data=lambda: None):
+    def gate(self, subtask, worker, sources, on_data=lambda: None, share=None):
         """The gate of target subtask `subtask` in `worker`, from source subtasks placed in the workers `sources`."""
         channels = tuple(InputChannelSpec(self.channel(s, subtask), w, self.endpoint(w)) for s, w in enumerate(sources))
         spec = InputSpec(input_index=0, schema=schema_to_text(SCHEMA), channels=channels)
-        return self.planes[worker].create_gate(self.deployment("t", subtask, inputs=(spec,)), on_data)
+        return self.planes[worker].create_gate(self.deployment("t", subtask, inputs=(spec,)), on_data, share)
 
     def endpoint(self, worker):
         return self.planes[worker].endpoint if worker in self.planes else f"memory:{worker}"

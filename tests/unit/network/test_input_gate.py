@@ -12,6 +12,7 @@ from penstock.core.schema import schema_to_text
 from penstock.graph.task_deployment import ChannelId, InputChannelSpec, InputSpec
 from penstock.network.credit import exclusive_bytes
 from penstock.network.input_gate import InputGate
+from penstock.network.network_memory import GateShare
 from penstock.network.subpartition import ConnectionLostError, Outgoing
 
 
@@ -243,6 +244,21 @@ def test_a_window_that_changes_while_a_channel_is_connected_counts_in_the_end(ne
     gate.connect(1, grant)
     assert windows == [0, 1024, 4096, 1024]
     assert gate.window == 1024
+
+
+@pytest.mark.parametrize("target_ms", [0, 1_000])
+def test_a_gate_announces_its_share_of_the_network_memory_and_gives_no_more(net, target_ms):
+    channels = tuple(InputChannelSpec(ChannelId(0, sender, 0, 1), "w", "memory:w") for sender in range(2))
+    spec = InputSpec(input_index=0, schema=schema_to_text(net.SCHEMA), channels=channels)
+    settings = JobSettings(checkpoint_root="memory://x", buffer_debloat_target_ms=target_ms)
+    clock, granted = ManualClock(), []
+    gate = InputGate((spec,), settings, lambda: None, clock=clock, share=GateShare(window=3_000, floating=0))
+    gate.connect(0, lambda amount, window=0: granted.append((amount, window)))
+    assert granted == [(2 << 20, 3_000)]
+    gate.receive(0, Outgoing(Batch(net.rows(1)), 2_000, 1 << 20, 0))
+    clock.advance(50)
+    assert gate.poll() is not None
+    assert granted[1:] == [(2_000, 0)]  # what it took, although the sender has a megabyte waiting
 
 
 def test_a_closed_gate_ignores_what_still_arrives(net):

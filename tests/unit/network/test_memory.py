@@ -5,6 +5,7 @@ import pytest
 
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark
 from penstock.graph.job_graph import KeyGroup
+from penstock.network.network_memory import GateShare
 from penstock.network.simulated_network import WorkerPair
 from penstock.network.subpartition import ConnectionLostError
 
@@ -270,3 +271,26 @@ def test_combined_rows_keep_their_form_on_the_wire(net):
     assert [(b.combined, b.num_rows, b.data.schema.names) for b in found] == [(True, 50, ["k"]), (False, 5, ["k", "v"])]
     assert net.keys_of([(0, b) for b in found]) == list(range(55))
     assert gate.records_in == 55
+
+
+def test_channels_with_a_small_guaranteed_part_move_everything_while_one_of_them_is_blocked(net):
+    memory = net.Memory("ab")
+    outputs = [memory.job.outputs(source, worker, ["b"]) for source, worker in enumerate("ab")]
+    gate = memory.job.gate(0, "b", ["a", "b"], share=GateShare(window=200, floating=0))
+    memory.job.start()
+    memory.transport.pump_all()
+    gate.block(0)
+    sent, found = [0, 0], []
+    for _ in range(40):
+        for source, output in enumerate(outputs):
+            if output.available:
+                output.batch(Batch(net.rows(5, first=10_000 * source + sent[source])))
+                sent[source] += 5
+        found += memory.exchange(gate)
+    assert sent[0] < sent[1] == 200
+    assert gate.bytes_queued <= 400
+    assert net.keys_of(found) == list(range(10_000, 10_200))
+    gate.unblock(0)
+    assert net.keys_of(memory.exchange(gate)) == list(range(sent[0]))
+    outputs[0].batch(Batch(net.rows(1, first=7, text="x" * 50_000)))  # one row above all bounds
+    assert net.keys_of(memory.exchange(gate)) == [7]

@@ -257,7 +257,10 @@ class Sink(Operator):
 class World:
     """`sources` source subtasks in one worker, one sink subtask in another."""
 
-    def __init__(self, sources: int = 1, settings: JobSettings | None = None) -> None:
+    def __init__(
+        self, sources: int = 1, settings: JobSettings | None = None, network_memory_bytes: int | None = None
+    ) -> None:
+        self.network_memory_bytes = network_memory_bytes
         self.clock = ManualClock()
         self.transport = MemoryTransport()
         self.store = MemoryStore("unit")
@@ -279,6 +282,7 @@ class World:
             background=self.background,
             blocking=self.blocking,
             slow_calls=SlowCalls(self.clock),
+            network_memory_bytes=self.network_memory_bytes,
             open_store=lambda _uri: self.store,
             create_operator=lambda kind: self._new[kind].popleft(),
         )

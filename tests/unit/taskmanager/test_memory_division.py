@@ -82,7 +82,7 @@ def test_a_job_that_names_no_size_gets_what_a_small_slot_has(wanted, total, gran
 
 def test_a_job_that_wants_more_than_a_slot_has_is_refused_with_both_sizes_and_the_way_out():
     text = division(2 * GB, 4).refusal(512 * MB)
-    assert text.startswith("the job wants 512 MB of managed memory per slot, but a slot has 205 MB (")
+    assert text.startswith("the job wants 512 MB of managed memory per slot, but a slot has 204 MB (")
     for way in ("lower the job's managed_memory", "taskmanager.memory", "taskmanager.managed_memory", "fewer slots"):
         assert way in text
     assert division(2 * GB, 4).refusal(200 * MB) == ""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef
     from penstock.graph.task_deployment import TaskDeployment
     from penstock.network.data_plane import DataPlane
+    from penstock.network.network_memory import GateShare
     from penstock.operators.operator import Operator
     from penstock.task.chain.uploader import Uploader
 
@@ -132,6 +133,8 @@ class TaskEnvironment:
     blocking: Background
     #: Limit of all keyed state of this worker.
     managed_memory_bytes: int = 256 << 20
+    #: Limit of the rows in flight to all subtasks of this worker; None: each gate has its own limit only.
+    network_memory_bytes: int | None = None
     #: Folder for spilled state.
     state_dir: Path = field(default_factory=lambda: Path("state"))
     open_store: Callable[[str], ObjectStore] = open_store
@@ -155,3 +158,5 @@ class JobServices:
     read_file: Callable[[FileRef], bytes]
     #: The share of memory of each stateful subtask.
     managed_memory_bytes: int
+    #: The subtask's part of the network memory; None: it is not bounded.
+    network: GateShare | None = None

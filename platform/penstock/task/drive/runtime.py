@@ -21,6 +21,7 @@ from penstock.connector.sink import SinkSpec
 from penstock.core.elements import BarrierKind
 from penstock.core.snapshot import FileRef
 from penstock.graph.task_deployment import TaskDeployment, decode_deployment, decode_peers, with_channels
+from penstock.network.network_memory import gate_shares, gate_want
 from penstock.rpc.messages import (
     AlignWatermarks,
     AskSubtask,
@@ -57,6 +58,7 @@ from penstock.task.drive.state_queries import NOT_RUNNING, OpenQueries
 from penstock.task.drive.subtask import Subtask
 
 if TYPE_CHECKING:
+    from penstock.network.network_memory import GateShare
     from penstock.operators.operator import SourceOperator
     from penstock.task.chain.environment import TaskEnvironment
 
@@ -232,9 +234,10 @@ class TaskRuntime:
         made: list[Subtask] = []
         try:
             peers = None if table is None else decode_peers(table)
-            for deployment in [with_channels(planned, peers) for planned in deployments]:
+            complete = [with_channels(planned, peers) for planned in deployments]
+            for deployment, network in zip(complete, self._network_shares(complete), strict=True):
                 loop = self._driver.loop(deployment)
-                services = self._services_of(deployment, stateful_subtasks)
+                services = self._services_of(deployment, stateful_subtasks, network)
                 made.append(Subtask(deployment, self._environment, services, loop.wake))
                 loops.append(loop)
         except Exception as error:  # noqa: BLE001 - reported as the failure of all tasks of this deployment
@@ -262,7 +265,15 @@ class TaskRuntime:
 
         self._environment.blocking.submit(lambda: check(folder), done)
 
-    def _services_of(self, deployment: TaskDeployment, stateful_subtasks: int) -> JobServices:
+    def _network_shares(self, deployments: list[TaskDeployment]) -> list[GateShare] | list[None]:
+        total = self._environment.network_memory_bytes
+        if total is None:
+            return [None] * len(deployments)
+        return gate_shares(total, [gate_want(deployment.inputs, deployment.settings) for deployment in deployments])
+
+    def _services_of(
+        self, deployment: TaskDeployment, stateful_subtasks: int, network: GateShare | None
+    ) -> JobServices:
         """Return the uploader and the verified reader of a job's folder, shared by its subtasks here."""
         root = deployment.settings.checkpoint_root
         folder = join_uri(root, deployment.job_name)
@@ -282,7 +293,7 @@ class TaskRuntime:
             self._uploaders = {key: (uploader, lambda ref: read_file(store, ref))}
         uploader, read = self._uploaders[key]
         share = self._environment.managed_memory_bytes // max(1, stateful_subtasks)
-        return JobServices(uploader=uploader, read_file=read, managed_memory_bytes=share)
+        return JobServices(uploader=uploader, read_file=read, managed_memory_bytes=share, network=network)
 
     def _refuse(self, deployments: list[TaskDeployment], error: str, detail: str = "") -> None:
         for deployment in deployments:

@@ -84,7 +84,7 @@ class Subtask:
         self._wake = wake
         self.reports = TaskReports(deployment, environment.report)
         self.mailbox = Mailbox(wake)
-        self._gate = environment.network.create_gate(deployment, wake)
+        self._gate = environment.network.create_gate(deployment, wake, services.network)
         self._outputs = list(environment.network.create_outputs(deployment, wake))
         self._chain = build_chain(deployment, environment, self._outputs)
         self._batch_sizer = BatchSizer(self._chain, deployment.operators, self._clock)
