@@ -10,6 +10,7 @@ import asyncio
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -41,15 +42,54 @@ def frame(data: bytes) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """Return the next message, or None at the end of the stream (an incomplete message counts as the end)."""
-    try:
-        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        if length > MAX_FRAME_BYTES:
-            return None
-        return await reader.readexactly(length)
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
+class FrameReader(asyncio.Protocol):
+    """The supervisor's end: calls `on_message` for each message; `ended` is set at the end of the stream.
+
+    An incomplete message counts as the end, and so does a length beyond the limit.
+    """
+
+    def __init__(self, on_message: Callable[[bytes], None]) -> None:
+        """Start without bytes; made on the event loop."""
+        self._on_message = on_message
+        self._unread = bytearray()
+        self._transport: asyncio.BaseTransport | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the transport."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on the messages that are complete."""
+        unread, start = self._unread, 0
+        unread += data
+        while len(unread) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(unread, start)
+            if length > MAX_FRAME_BYTES:
+                self._end()
+                return
+            stop = start + _LENGTH.size + length
+            if stop > len(unread):
+                break
+            self._on_message(bytes(unread[start + _LENGTH.size : stop]))
+            start = stop
+        del unread[:start]
+
+    def eof_received(self) -> bool:
+        """Keep the socket open for writing."""
+        self._end()
+        return True
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """Count a broken connection as the end."""
+        self._end()
+
+    def _end(self) -> None:
+        self._unread.clear()
+        if isinstance(self._transport, asyncio.ReadTransport) and not self._transport.is_closing():
+            self._transport.pause_reading()
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
 class WorkerControl:

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.taskmanager.control_sockets import LEASE_ACK, WorkerSpec, frame, read_frame
+from penstock.taskmanager.control_sockets import LEASE_ACK, FrameReader, WorkerSpec, frame
 
 #: A worker with more unread bytes than this is killed.
 MAX_UNREAD_BYTES = 256 << 20
@@ -39,7 +39,7 @@ class WorkerProcess:
     kill_reason: str = ""
     _pidfd: int = -1
     _ours: socket.socket | None = None
-    _writer: asyncio.StreamWriter | None = None
+    _writer: asyncio.WriteTransport | None = None
     _backlog: list[bytes] = field(default_factory=list)
     _exit: asyncio.Future[int] | None = None
     _reading: asyncio.Task[None] | None = None
@@ -73,7 +73,7 @@ class WorkerProcess:
         if self._writer is None:
             self._backlog.append(command)
             return
-        if self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+        if self._writer.get_write_buffer_size() > MAX_UNREAD_BYTES:
             self.kill("it did not read its commands and was ended")
             return
         silent_ms = 0.0 if self._heard is None else (asyncio.get_running_loop().time() - self._heard) * 1000
@@ -108,12 +108,13 @@ class WorkerProcess:
     async def _read(self) -> None:
         assert self._ours is not None  # noqa: S101 - set by open_control, which starts this task
         assert self._exit is not None  # noqa: S101
-        reader, writer = await asyncio.open_connection(sock=self._ours)
+        loop = asyncio.get_running_loop()
+        writer, reader = await loop.create_connection(lambda: FrameReader(self._relay), sock=self._ours)
         self._writer = writer
         for command in self._backlog:
             writer.write(frame(command))
         self._backlog.clear()
-        drained = asyncio.ensure_future(self._relay(reader))
+        drained = reader.ended
         await asyncio.wait((drained, self._exit), return_when=asyncio.FIRST_COMPLETED)
         if drained.done():
             # The socket ended first: a worker without it has no work left.
@@ -123,15 +124,13 @@ class WorkerProcess:
                 await asyncio.wait((self._exit,), timeout=_END_GRACE_SECONDS)
         else:
             await asyncio.wait((drained,), timeout=_END_GRACE_SECONDS)
-            drained.cancel()
         writer.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
         self.on_end(self, self._exit.result() if self._exit.done() else _KILLED)
 
-    async def _relay(self, reader: asyncio.StreamReader) -> None:
-        while (data := await read_frame(reader)) is not None:
-            self._heard = asyncio.get_running_loop().time()
-            if data != LEASE_ACK:
-                self.on_report(self, data)
+    def _relay(self, data: bytes) -> None:
+        self._heard = asyncio.get_running_loop().time()
+        if data != LEASE_ACK:
+            self.on_report(self, data)

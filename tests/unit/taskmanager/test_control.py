@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from penstock.taskmanager.control_sockets import MAX_FRAME_BYTES, ControlClosedError, WorkerControl, frame, read_frame
+from penstock.taskmanager.control_sockets import MAX_FRAME_BYTES, ControlClosedError, FrameReader, WorkerControl, frame
 
 
 @pytest.fixture
@@ -62,10 +62,17 @@ def test_messages_of_many_threads_do_not_mix(pair):
     senders = [threading.Thread(target=send, args=(number,)) for number in range(4)]
 
     async def read_all():
+        found, all_read = [], asyncio.Event()
+
+        def add(data):
+            found.append(data)
+            if len(found) == 200:
+                all_read.set()
+
         ours.setblocking(False)
-        reader, writer = await asyncio.open_connection(sock=ours)
-        found = [await read_frame(reader) for _ in range(200)]
-        writer.close()
+        transport, _ = await asyncio.get_running_loop().create_connection(lambda: FrameReader(add), sock=ours)
+        await asyncio.wait_for(all_read.wait(), 60)
+        transport.close()
         return found
 
     for sender in senders:
@@ -76,9 +83,30 @@ def test_messages_of_many_threads_do_not_mix(pair):
     assert all(len(set(data)) == 1 and len(data) == 1000 + data[0] for data in found)
 
 
-async def test_the_asyncio_side_sees_the_end_as_none():
-    reader = asyncio.StreamReader()
-    reader.feed_data(frame(b"one") + b"\x05\x00")
-    reader.feed_eof()
-    assert await read_frame(reader) == b"one"
-    assert await read_frame(reader) is None
+async def test_the_asyncio_side_gets_whole_messages_from_any_pieces():
+    found = []
+    reader = FrameReader(found.append)
+    data = frame(b"one") + frame(b"") + frame(b"three")
+    for start in range(0, len(data), 5):
+        reader.data_received(data[start : start + 5])
+    assert found == [b"one", b"", b"three"]
+    reader.data_received(frame(b"4") + frame(b"5"))
+    assert found[3:] == [b"4", b"5"]
+
+
+async def test_the_asyncio_side_counts_an_incomplete_message_as_the_end():
+    found = []
+    reader = FrameReader(found.append)
+    reader.data_received(frame(b"one") + b"\x05\x00")
+    assert not reader.ended.done()
+    reader.eof_received()
+    assert found == [b"one"]
+    assert reader.ended.done()
+
+
+async def test_the_asyncio_side_ends_at_a_length_beyond_the_limit():
+    found = []
+    reader = FrameReader(found.append)
+    reader.data_received(frame(b"one") + struct.pack("<I", MAX_FRAME_BYTES + 1) + b"x")
+    assert found == [b"one"]
+    assert reader.ended.done()

@@ -113,7 +113,7 @@ class MailboxFullError(PenstockError):
 
 
 class Mailbox:
-    """Thread-safe; `wake` is called, without a lock held, after each post."""
+    """Thread-safe; `wake` is called, without a lock held, after each urgent post."""
 
     def __init__(self, wake: Callable[[], None], capacity: int = CAPACITY) -> None:
         """Start empty and open."""
@@ -123,8 +123,10 @@ class Mailbox:
         self._capacity = capacity
         self._closed = False
 
-    def post(self, mail: Mail) -> bool:
+    def post(self, mail: Mail, *, urgent: bool = True) -> bool:
         """Append a mail; return False if the mailbox is closed and the mail was dropped.
+
+        A mail that is not urgent waits for the next step: a wake-up costs more CPU time than most mails.
 
         Raises:
             MailboxFullError: more than the capacity waits.
@@ -136,7 +138,8 @@ class Mailbox:
                 msg = f"{self._capacity} mails wait for one subtask"
                 raise MailboxFullError(msg, hint="a user function or a client call has not returned")
             self._mails.append(mail)
-        self._wake()
+        if urgent:
+            self._wake()
         return True
 
     def take(self) -> Mail | None:

@@ -157,7 +157,9 @@ class Subtask:
 
     def expect(self, checkpoint_id: int) -> None:
         """Announce a barrier: rows before it are accepted even if the sink is at its limit."""
-        self.mailbox.post(lambda: self._barriers.announce(checkpoint_id))
+        self.mailbox.post(lambda: self._barriers.announce(checkpoint_id), urgent=False)
+        if not self._chain.available:  # asked after the post: a step that ends later finds the mail
+            self._wake()
 
     def permit(self, checkpoint_id: int) -> None:
         """Let the barriers of a checkpoint overtake rows."""
@@ -171,7 +173,8 @@ class Subtask:
             for store in self._stores:
                 store.completed(message.permit.checkpoint_id)
 
-        self.mailbox.post(notify)
+        publishes = any(link.capabilities.publishing is not None for link in self._chain.links)
+        self.mailbox.post(notify, urgent=publishes)
 
     def abort(self, message: CheckpointAborted) -> None:
         """Handle a checkpoint that will never complete."""

@@ -37,6 +37,9 @@ def test_a_mailbox_is_bounded_ordered_and_deaf_once_closed():
         box.post(first)
     assert [box.take(), box.take(), box.take()] == [first, second, None]
     assert len(wakes) == 2
+    assert box.post(first, urgent=False)
+    assert box.take() is first
+    assert len(wakes) == 2
     box.close()
     assert not box.post(first)
     assert box.take() is None

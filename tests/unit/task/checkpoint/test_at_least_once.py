@@ -76,6 +76,19 @@ def test_a_sink_at_its_limit_takes_no_rows_after_a_barrier_but_those_before_it(j
     assert seen(job) == [2, ("barrier", 1), 1]
 
 
+def test_an_announced_barrier_wakes_a_sink_at_its_limit_for_the_rows_before_it(job, batch_of):
+    woken, (subtask,) = [], job.subtasks("sink")
+    subtask._wake = lambda: woken.append(1)
+    subtask.expect(1)
+    assert woken == []
+    job.sink.available = False
+    emit(job, 0, batch_of(1))
+    subtask.expect(2)
+    assert woken == [1]
+    job.settle()
+    assert seen(job) == [1]
+
+
 def test_no_barrier_is_waited_for_when_its_leader_has_ended(job, batch_of):
     barrier(job, 0, 1)
     barrier(job, 0, 2)
