@@ -1,8 +1,11 @@
-"""The cost of short checkpoint intervals: `python -m tests.bench.checkpoint_interval cost | changes`.
+"""The cost of short checkpoint intervals: `python -m tests.bench.checkpoint_interval cost | small | changes`.
 
 `cost`: a small job (windows of a second by user) with a checkpoint every 10 s and every 100 ms, in turn, each in a
 separate process tree measured from outside. CPU seconds are without those of the same job over few rows (start-up).
 With `--rate`, rows come at that rate instead of at full speed.
+
+`small`: the same job at --rate rows a second (1,000), without checkpoints and with one every 100 ms, in turn. Printed
+is the CPU time by process while the job runs, and the difference a checkpoint.
 
 `changes`: running aggregates over a state of --keys keys, of which few or many change between two checkpoints. Printed
 are bytes uploaded and durations of the checkpoints of each interval, and the bytes of the changes themselves: what a
@@ -13,6 +16,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -31,13 +35,15 @@ from penstock.client.executors import ClusterExecutor, SubmitOptions
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.snapshots.access.opening import open_snapshot
 from penstock.snapshots.rewrite.repartition import state_bytes
-from penstock_lab.bench.measuring.tree_meter import become_reaper
+from penstock_lab.bench.measuring.tree_meter import TreeMeter, become_reaper
 
 CLI = [sys.executable, "-m", "penstock.cli.main"]
 LIMIT_S = 600
 #: Rows of the run that only starts.
 FEW = 2_000
-SHORT, LONG = "100ms", "10s"
+SHORT, LONG, NEVER = "100ms", "10s", "1h"
+#: Seconds from the start of the workers until their CPU time is taken.
+WARM_S = 3.0
 WINDOWS = """
 import penstock as ps
 from penstock_connectors.datagen import DatagenSource
@@ -82,7 +88,7 @@ def run_windows(interval, rows, rate):
         seconds, cpu = measured([*CLI, "run", "job.py", "--json"], dict(os.environ), folder)
         counted = int(pl.read_parquet(f"{folder}/out/**/*.parquet")["n"].sum())
         assert counted == rows, f"{counted} of {rows} rows were counted"
-        newest = max(int(path.stem) for path in top.glob("root/small/manifests/*.json"))
+        newest = newest_entry(top)
     return seconds, cpu, newest
 
 
@@ -98,6 +104,55 @@ def cost(options):
     low, high = statistics.median(used[LONG]), statistics.median(used[SHORT])
     medians = {"cpu_long": round(low, 2), "cpu_short": round(high, 2), "ratio": round(high / low, 3)}
     told(rows=options.rows, rate=options.rate, **medians)
+
+
+def small(options):
+    """Print the CPU time of each run by process, and the medians of the difference a checkpoint."""
+    found = {}
+    for pair in range(options.pairs):
+        runs = {}
+        for interval in (NEVER, SHORT) if pair % 2 == 0 else (SHORT, NEVER):
+            used, checkpoints = run_small(interval, options.rate or 1_000, options.seconds)
+            runs[interval] = used
+            told(interval=interval, checkpoints=checkpoints, ms_a_s=used)
+            if interval == SHORT:
+                each_s = checkpoints / options.seconds
+        for what, cpu in runs[SHORT].items():
+            found.setdefault(what, []).append((cpu - runs[NEVER].get(what, 0.0)) / each_s)
+    told(ms_a_checkpoint={what: round(statistics.median(figures), 1) for what, figures in found.items()})
+
+
+def run_small(interval, rate, seconds):
+    """Run the job for some seconds; return CPU ms a second by kind of process and in all, and its checkpoints."""
+    with tempfile.TemporaryDirectory() as folder:
+        top = Path(folder)
+        values = {"interval": interval, "rows": None, "rate": rate, "root": f"{folder}/root", "out": f"{folder}/out"}
+        (top / "job.py").write_text(WINDOWS.format(**values))
+        job = subprocess.Popen([*CLI, "run", "job.py", "--json"], cwd=folder, stdout=subprocess.DEVNULL)
+        meter = TreeMeter(job.pid)
+        meter.start()
+        try:
+            wait_until(lambda: len(meter.by_process().get("ps-worker", ())) == 2, "two workers", seconds=LIMIT_S)
+            time.sleep(WARM_S)
+            before, first = cpu_of(meter), newest_entry(top)
+            time.sleep(seconds)
+            after, last = cpu_of(meter), newest_entry(top)
+        finally:
+            meter.stop()
+            meter.kill()
+            job.wait()
+    used = {what: round((cpu - before.get(what, 0.0)) * 1000 / seconds, 1) for what, cpu in after.items()}
+    return used | {"all": round(sum(used.values()), 1)}, last - first
+
+
+def cpu_of(meter):
+    """Return the CPU seconds so far by kind of process."""
+    return {what: sum(seconds) for what, seconds in meter.by_process().items()}
+
+
+def newest_entry(top):
+    """Return the number of the newest entry of the job's log."""
+    return max((int(path.stem) for path in top.glob("root/small/manifests/*.json")), default=0)
 
 
 def changes(options):
@@ -158,7 +213,7 @@ def graph_of(top, text, **values):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("cost", "changes"))
+    parser.add_argument("what", choices=("cost", "small", "changes"))
     parser.add_argument("--rows", type=int, default=30_000_000)
     parser.add_argument("--rate", type=int, help="rows a second; without: full speed")
     parser.add_argument("--pairs", type=int, default=3)
@@ -170,7 +225,7 @@ def main():
         changes(options)
         return
     become_reaper()
-    cost(options)
+    {"cost": cost, "small": small}[options.what](options)
 
 
 if __name__ == "__main__":
