@@ -15,11 +15,19 @@ def browser():
         yield found
 
 
+#: No worker is lost on a busy machine: pages would show a job that restarts.
+PATIENT = {
+    f"PENSTOCK__JOBMANAGER__{name}_MS": "60000" for name in ("HEARTBEAT_TIMEOUT", "WORKER_LEASE", "LEADER_LEASE")
+}
+
+
 @pytest.fixture(scope="package")
 def slow_job(tmp_path_factory):
     """The slow job on a cluster of its own, seen for some checkpoints."""
     folder = tmp_path_factory.mktemp("slow")
-    config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=3, directory=folder / "cluster")
+    config = LocalClusterConfig(
+        taskmanagers=1, slots_per_taskmanager=3, directory=folder / "cluster", environment=PATIENT
+    )
     with LocalCluster(config) as cluster:
         job = jobs.submit(cluster.rest_url, folder)
         done = lambda: job.client.summary(job.job_id).get("checkpoints-completed", 0)
