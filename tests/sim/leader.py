@@ -76,6 +76,7 @@ class Leader:
             SeededRand(world.random.getrandbits(32)),
         )
         self._pool = SlotPool(_SLOT_TIMEOUT_MS)
+        self._known_free = 0
         self._kept = KeptWorkers()
         self._kept.recover([run.job_id])
         #: What workers of the leader before it have answered.
@@ -273,7 +274,9 @@ class Leader:
                     raise StorageError(msg)
                 self.run.upgrade, self.run.recorded_by = upgrade, self.master.identity.generation
             if graph is not None:
-                self.run.graph, self.run.run_id, self.run.start = graph, command.run_id, StartOptions()
+                self.run.graph = graph
+                if command.run_id:
+                    self.run.run_id, self.run.start = command.run_id, StartOptions()
 
         def recorded(_result: Any, error: BaseException | None) -> None:
             if error is not None:
@@ -291,6 +294,8 @@ class Leader:
 
         if graph is None:
             sealed(None, None)
+        elif not command.run_id:
+            self._call("set graph", partial(self.store.set_graph, graph), sealed)
         else:
             self._call(
                 "seal", partial(self.store.continue_as, self.run.job_id, command.run_id, graph, command.trial), sealed
@@ -321,6 +326,7 @@ class Leader:
         if name not in self.sessions or self.master is None:
             return False
         holders = self._pool.drain(name)
+        self._tell_free()
         if not holders and name not in self._where.values():
             return True
         if self.master.may_rescale(self.world.clock.now_ms()):
@@ -393,11 +399,18 @@ class Leader:
     def _lost(self, name: str) -> None:
         self.sessions.pop(name)
         granted = self._pool.remove(name)
+        self._tell_free()
         self._where = {worker: tm for worker, tm in self._where.items() if tm != name}
         self.post(ev.TaskManagerLost(name, "its stream ended"))
         self._tell(granted)
 
+    def _tell_free(self) -> None:
+        if self._pool.free != self._known_free:
+            self._known_free = self._pool.free
+            self.post(ev.SlotsAvailable(self._known_free))
+
     def _tell(self, decided: list[Grant | Refuse]) -> None:
+        self._tell_free()
         for decision in decided:
             granted = isinstance(decision, Grant)
             self.post(ev.SlotsGranted(decision.slots) if granted else ev.SlotsRefused(decision.reason))

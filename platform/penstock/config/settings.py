@@ -184,6 +184,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     combine_ratio: float = 0.1
     restart: RestartStrategy = RestartStrategy()
     autoscaler: AutoscalerSettings = AutoscalerSettings()
+    adaptive_scheduler: AdaptiveSchedulerSettings = AdaptiveSchedulerSettings()
     #: Sink back-pressure limits for output that is not known to be published.
     sink_pending_max_bytes: int = 4 << 30
     sink_pending_max_epochs: int = 1000
@@ -222,7 +223,8 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_concurrent_checkpoints > 1 and (self.unaligned_checkpoints or self.checkpoint_min_pause_ms):
             other = "unaligned_checkpoints" if self.unaligned_checkpoints else "checkpoint_min_pause_ms"
             return f"max_concurrent_checkpoints is {self.max_concurrent_checkpoints}, but has to be 1 with {other}"
-        return f"autoscaler.{self.autoscaler.fault}" if self.autoscaler.fault else ""
+        groups = {"autoscaler": self.autoscaler.fault, "adaptive_scheduler": self.adaptive_scheduler.fault}
+        return next((f"{name}.{fault}" for name, fault in groups.items() if fault), "")
 
 
 prepare(JobSettings)

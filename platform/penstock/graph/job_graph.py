@@ -88,6 +88,13 @@ class JobVertex(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[OperatorSpec, ...]
     parallelism: int
     slot_sharing_group: str = "default"
+    #: The parallelism that the vertex is to have, if it runs with less because slots are missing; else 0.
+    declared: int = 0
+
+    @property
+    def wanted(self) -> int:
+        """The parallelism that the vertex has when there are slots for it."""
+        return self.declared or self.parallelism
 
     @property
     def is_source(self) -> bool:

@@ -1,18 +1,23 @@
 """A job graph with another parallelism; pure.
 
-Called by `jobmanager.jobs.change_requests` when a running job is rescaled or upgraded. Vertices that are joined by
-forward edges change together. Operators that choose among the rows of all keys keep one subtask.
+Called by `jobmanager.jobs.change_requests` when a running job is rescaled or upgraded, and by
+`jobmanager.change.adapting`, which fits jobs with the adaptive scheduler into the slots that there are. Vertices that
+are joined by forward edges change together. Operators that choose among the rows of all keys keep one subtask.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
+from penstock.core.counts import counted
 from penstock.core.errors import UsageError
 from penstock.graph.job_graph import Forward, JobGraph, JobVertex, connected_components, required_slots
+
+_NO_LIMIT = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +35,63 @@ class RescaleTo:
 
     def applied(self, graph: JobGraph, slots: int) -> JobGraph:
         """Return the rescaled graph; `slots`: those the job has or could get. Raises UsageError."""
-        vertices = within_bounds(graph, self.bounds, slots) if self.bounds else self.vertices
-        return rescaled(graph, self.parallelism, vertices)
+        limit = _NO_LIMIT if is_adaptive(graph) else slots
+        vertices = within_bounds(graph, self.bounds, limit) if self.bounds else self.vertices
+        return fitted(rescaled(graph, self.parallelism, vertices), slots)
+
+
+def is_adaptive(graph: JobGraph) -> bool:
+    """Return whether the job's parallelism follows the slots."""
+    return graph.settings.adaptive_scheduler.enabled
+
+
+def least_parallelism(graph: JobGraph) -> int:
+    """Return the smallest parallelism with which a job may run: of its widest vertex."""
+    widest = max(vertex.wanted for vertex in graph.vertices)
+    return min(graph.settings.adaptive_scheduler.min_parallelism, widest) if is_adaptive(graph) else widest
+
+
+def limited(graph: JobGraph, most: int) -> JobGraph:
+    """Return the graph with at most `most` subtasks per vertex, which keep their declared parallelism in mind."""
+    vertices = tuple(
+        msgspec.structs.replace(v, parallelism=min(v.wanted, most), declared=v.wanted if v.wanted > most else 0)
+        for v in graph.vertices
+    )
+    return msgspec.structs.replace(graph, vertices=vertices)
+
+
+def reachable_parallelism(graph: JobGraph, slots: int) -> int:
+    """Return the largest parallelism of a vertex with which the job fits into `slots` slots; 0: not with its least."""
+    widest: dict[str, int] = {}
+    for vertex in graph.vertices:
+        widest[vertex.slot_sharing_group] = max(widest.get(vertex.slot_sharing_group, 0), vertex.wanted)
+    least, most = least_parallelism(graph), max(widest.values())
+    # the number of slots grows with the parallelism
+    counts = range(least, most + 1)
+    return counts[0] - 1 + found if (found := bisect_right(counts, slots, key=lambda n: _slots_at(widest, n))) else 0
+
+
+def adaptive_slots(graph: JobGraph) -> str:
+    """Return the slots of a job with the adaptive scheduler, such as `4 of at most 8 slots`; empty for other jobs."""
+    whole = required_slots(limited(graph, _NO_LIMIT))
+    return f"{required_slots(graph)} of at most {counted(whole, 'slot')}" if is_adaptive(graph) else ""
+
+
+def _slots_at(widest: Mapping[str, int], most: int) -> int:
+    return sum(min(count, most) for count in widest.values())
+
+
+def fitted(graph: JobGraph, slots: int) -> JobGraph:
+    """Return the graph as it fits into `slots` slots; as it is if it does not, or without the adaptive scheduler."""
+    most = reachable_parallelism(graph, slots) if is_adaptive(graph) else 0
+    return limited(graph, most) if most else graph
 
 
 def rescaled(graph: JobGraph, parallelism: int | None, by_uid: Mapping[str, int]) -> JobGraph:
     """Return the graph with `parallelism` where it has the job's own, and `by_uid` for the vertices named there.
 
     A vertex with an explicit parallelism keeps it unless it is named, by the uid of any of its operators or by its id.
+    The numbers are those that the job declares: it may run with less for want of slots (`limited`).
 
     Raises:
         UsageError: not a number of subtasks, more than key groups, an unknown uid, or unequal counts for joined
@@ -46,6 +100,7 @@ def rescaled(graph: JobGraph, parallelism: int | None, by_uid: Mapping[str, int]
     if parallelism is None and not by_uid:
         msg = "no parallelism is given"
         raise UsageError(msg, hint="say how many subtasks: `penstock rescale JOB N`, or --vertex UID=N")
+    graph = limited(graph, _NO_LIMIT)
     groups = forward_groups(graph)
     chosen: dict[str, int] = {}
     if parallelism is not None:
@@ -83,7 +138,7 @@ def keeping_parallelism(old: JobGraph, new: JobGraph, *, keep: bool) -> KeptPara
     Operators are matched by uid. One that `old` does not have gets the job's own parallelism unless its file sets
     another. A parallelism is at most the number of key groups.
     """
-    running = {operator.uid: vertex.parallelism for vertex in old.vertices for operator in vertex.operators}
+    running = {operator.uid: vertex.wanted for vertex in old.vertices for operator in vertex.operators}
     before, own, most = old.settings.parallelism, new.settings.parallelism, new.settings.key_groups
     chosen = {vertex.id: vertex.parallelism for vertex in new.vertices}
     for group in forward_groups(new) if keep else ():

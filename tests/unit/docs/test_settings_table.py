@@ -5,12 +5,19 @@ import pytest
 from documents import names, rows
 
 from penstock.config.config_file import ClientSettings, SharedSettings, TaskManagerSettings
-from penstock.config.settings import AutoscalerSettings, ClusterSettings, JobSettings, RestartStrategy
+from penstock.config.settings import (
+    AdaptiveSchedulerSettings,
+    AutoscalerSettings,
+    ClusterSettings,
+    JobSettings,
+    RestartStrategy,
+)
 
 TABLES = {
     "Of a job": JobSettings,
     "Of the restart strategy": RestartStrategy,
     "Of the autoscaler": AutoscalerSettings,
+    "Of the adaptive scheduler": AdaptiveSchedulerSettings,
     "Of a JobManager": ClusterSettings,
     "Of a TaskManager": TaskManagerSettings,
     "Of a cluster": SharedSettings,
@@ -22,7 +29,7 @@ def shown(default):
     """Return a default as the page writes it."""
     if default is None or default == ():
         return "none"
-    return "" if isinstance(default, (RestartStrategy, AutoscalerSettings)) else str(default)
+    return "" if isinstance(default, (RestartStrategy, AutoscalerSettings, AdaptiveSchedulerSettings)) else str(default)
 
 
 @pytest.mark.parametrize("heading", TABLES)

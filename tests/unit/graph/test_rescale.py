@@ -3,9 +3,19 @@
 import msgspec
 import pytest
 
+from penstock.config.settings import AdaptiveSchedulerSettings
 from penstock.core.errors import UsageError
 from penstock.graph.job_graph import required_slots
-from penstock.graph.rescale import RescaleTo, keeping_parallelism, rescaled, within_bounds
+from penstock.graph.rescale import (
+    RescaleTo,
+    adaptive_slots,
+    fitted,
+    keeping_parallelism,
+    limited,
+    reachable_parallelism,
+    rescaled,
+    within_bounds,
+)
 
 
 def widths(graph):
@@ -80,6 +90,35 @@ def test_bounds_take_as_many_subtasks_as_there_are_slots(job):
         within_bounds(job, {source: (3, 2)}, 9)
     with pytest.raises(UsageError, match="no vertex"):
         within_bounds(job, {"x": (1, 2)}, 9)
+
+
+@pytest.fixture
+def adaptive(job):
+    settings = AdaptiveSchedulerSettings(enabled=True, min_parallelism=2)
+    wide = rescaled(job, 6, {"out": 4})
+    return msgspec.structs.replace(wide, settings=msgspec.structs.replace(wide.settings, adaptive_scheduler=settings))
+
+
+@pytest.mark.parametrize(("slots", "expected"), [(1, 0), (2, 2), (5, 5), (6, 6), (9, 6)])
+def test_an_adaptive_job_reaches_what_the_slots_suffice_for(adaptive, slots, expected):
+    assert reachable_parallelism(adaptive, slots) == expected
+    assert required_slots(fitted(adaptive, slots)) == (expected or 6)
+
+
+def test_a_limited_job_keeps_what_it_declares(adaptive):
+    limit = limited(adaptive, 3)
+    assert widths(limit) == {"in": 3, "window": 3, "out": 3}
+    assert (reachable_parallelism(limit, 9), limited(limit, 9)) == (6, adaptive)
+    assert widths(rescaled(limit, 5, {})) == {"in": 5, "window": 5, "out": 4}, (
+        "the parts with the job's own parallelism"
+    )
+    assert widths(RescaleTo(parallelism=8).applied(limit, 3)) == {"in": 3, "window": 3, "out": 3}
+    assert widths(limited(RescaleTo(parallelism=8).applied(limit, 3), 9)) == {"in": 8, "window": 8, "out": 4}
+    assert adaptive_slots(limit) == "3 of at most 6 slots"
+
+
+def test_a_job_without_the_adaptive_scheduler_is_not_fitted(job):
+    assert (fitted(job, 1), adaptive_slots(job)) == (job, "")
 
 
 def test_a_new_version_keeps_the_parallelism_that_runs(job):

@@ -18,6 +18,7 @@ from penstock.core.errors import LeadershipLostError, StorageError
 from penstock.core.rand import SeededRand
 from penstock.core.snapshot import CheckpointMetrics, Committable, FileRef, OperatorStateSnapshot, SubtaskSnapshot
 from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex, KeyGroup, OperatorSpec
+from penstock.graph.rescale import is_adaptive
 from penstock.graph.task_deployment import decode_deployment
 from penstock.jobmanager.jobs.job_store import _with_trial
 from penstock.jobmanager.master.job_master import JobIdentity, JobMaster
@@ -265,6 +266,9 @@ class World:
         self.queue: deque = deque()
         self.lost = False
         self.free = [Slot("tm", i) for i in range(8)]
+        self.told_free = -1
+        #: Workers whose processes do not exit when they are killed.
+        self.immortal: set[str] = set()
         #: Message types workers do not answer; commands the world does not execute.
         self.deaf: set[type] = set()
         self.auto_ack = True
@@ -301,6 +305,7 @@ class World:
             while self.queue and not self.lost:
                 for command in self.master.handle(self.queue.popleft(), self.clock.now_ms()):
                     self._execute(command)
+                self._tell_free()
                 if (strike := self.behind.pop(self.handled, None)) is not None:
                     strike(self)
                 self.handled += 1
@@ -309,7 +314,14 @@ class World:
             self.lost = True
         return self
 
+    def _tell_free(self) -> None:
+        """Tell a job whose parallelism follows the slots how many are free, if that has changed."""
+        if is_adaptive(self.master.graph) and self.told_free != len(self.free):
+            self.told_free = len(self.free)
+            self.queue.append(ev.SlotsAvailable(self.told_free))
+
     def start(self) -> World:
+        self._tell_free()
         return self.post(ev.Start())
 
     def take_over(self, before: World, reconcile_ms: int = 2_000) -> World:
@@ -380,7 +392,8 @@ class World:
                 post(ev.WorkerReported(worker_id, ready))
             case cmd.KillWorker(worker_id, _):
                 self._gone(worker_id)
-                post(ev.WorkerLost(worker_id, "stopped"))
+                if worker_id not in self.immortal:
+                    post(ev.WorkerLost(worker_id, "stopped"))
             case cmd.SendToWorker(worker_id, message):
                 self._send(worker_id, message)
             case cmd.SendToWorkers(_, worker_ids, message):
@@ -406,8 +419,10 @@ class World:
         if self.record_error:
             self.queue.append(ev.ChangeNotRecorded(self.record_error))
             return
-        self.log.append(self._seal(command.run_id))
-        self.source, self.recorded = None, command
+        self.recorded = command
+        if command.run_id:
+            self.log.append(self._seal(command.run_id))
+            self.source = None
         self.queue.append(ev.ChangeRecorded())
 
     def _record_upgrade(self, command: cmd.RecordChange) -> None:

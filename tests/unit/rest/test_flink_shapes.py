@@ -56,6 +56,16 @@ SUMMARY = JobSummary(
     restarts=2,
 )  # fmt: skip
 DETAIL = JobDetail(summary=SUMMARY, vertices=(VERTEX,), edges=(), settings=JobSettings(), timestamps={"RUNNING": 4_000})
+
+
+@pytest.mark.parametrize(("slots", "scheduler"), [("", "Default"), ("4 of at most 8 slots", "Adaptive")])
+def test_the_scheduler_is_the_one_that_the_job_has(slots, scheduler):
+    summary = msgspec.structs.replace(SUMMARY, adaptive_slots=slots)
+    detail = msgspec.structs.replace(DETAIL, summary=summary)
+    assert flink_json.job_overview(summary, NOW)["schedulerType"] == scheduler
+    assert flink_json.job_detail(detail, NOW)["schedulerType"] == scheduler
+
+
 PARTS = tuple(
     SubtaskCheckpointView(
         vertex_id="v", subtask=i, ack_ms=120 + i, state_bytes=10, new_bytes=i, alignment_ms=1.5, sync_ms=2.0,

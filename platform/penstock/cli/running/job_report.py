@@ -133,12 +133,20 @@ def report_lines(
     lines += request_lines(summary)
     if summary["waits-for"]:
         lines.append(f"waiting for slots: it needs {summary['waits-for']}")
+    if summary["adaptive-slots"] and summary["state"] == "RUNNING":
+        lines.append(f"runs with {_adaptive_text(summary['adaptive-slots'])}")
     if summary["region-restart"]:
         lines.append(summary["region-restart"])
     rejected = [entry for entry in entries[:1] if entry["rolled-back"]]
     lines += [line for entry in rejected for line in _rejected_version(entry, all_frames=all_frames)]
     own = [entry for entry in entries if not entry["rolled-back"]]
     return lines + _last_failure(own, summary, all_frames=all_frames)
+
+
+def _adaptive_text(slots: str) -> str:
+    """Return the slots of a job with the adaptive scheduler, and whether it waits for more."""
+    has, _, most = slots.partition(" of at most ")
+    return slots if has == most.partition(" ")[0] else f"{slots}; it takes more when they are free"
 
 
 def story_lines(entries: list[dict[str, Any]]) -> list[str]:

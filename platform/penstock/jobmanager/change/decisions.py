@@ -55,7 +55,14 @@ class AdoptDefinition:
     leaves: tuple[str, ...] = ()
 
 
-ChangeDecision = CheckpointCommand | Note | StopForChange | AdoptDefinition
+@dataclass(frozen=True, slots=True)
+class PostponeStart:
+    """The job that is to start waits until this time, or for the next event."""
+
+    at_ms: int
+
+
+ChangeDecision = CheckpointCommand | Note | StopForChange | AdoptDefinition | PostponeStart
 
 
 @dataclass(frozen=True, slots=True)

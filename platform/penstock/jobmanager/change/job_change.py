@@ -1,7 +1,8 @@
-"""Changes a running job: rescale or upgrade, one at a time; pure.
+"""Changes a job: rescale or upgrade, one at a time; pure.
 
 A member of `jobmanager.master.job_master`, which executes the returned steps. `Rescaling` and `Upgrading` take the same
 way: they request a checkpoint, stop the job with the record of its new definition, and let it switch to that.
+`Adapting` requests rescales as slots come and go.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from penstock.checkpoint.ha_records import UpgradeRecord
 from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.recovery import RecoveryPlan
+from penstock.jobmanager.change.adapting import Adapting
 from penstock.jobmanager.change.decisions import ChangeContext, ChangeDecision
 from penstock.jobmanager.change.rescaling import RescalePhase, Rescaling
 from penstock.jobmanager.change.upgrading import Upgrading
@@ -22,8 +24,9 @@ from penstock.jobmanager.messages.placement import Slot
 class JobChange:
     """The rescale or upgrade of a job that is in progress, if any."""
 
-    def __init__(self, upgrade: UpgradeRecord | None) -> None:
+    def __init__(self, upgrade: UpgradeRecord | None, adapting: Adapting) -> None:
         """Continue the upgrade that an earlier leader recorded."""
+        self.adapting = adapting
         self.rescaling = Rescaling()
         self.upgrading = Upgrading(upgrade)
 
@@ -102,11 +105,19 @@ class JobChange:
 
     def decide(self, job: ChangeContext) -> list[ChangeDecision]:
         """Return the steps that are due."""
-        return self.upgrading.decide(job)
+        decided = self.upgrading.decide(job)
+        more = self.adapting.grow(job, idle=self.idle)
+        return decided if more is None else [*decided, *self.rescaling.requested(more, job, "")]
+
+    def start(self, job: ChangeContext) -> list[ChangeDecision] | None:
+        """Return the steps before the start of a job whose old workers have exited; None: it can be deployed."""
+        before = None if self.upgrading.phase is not None else self.adapting.start(job)
+        return self.rescaling.restarted(before) if isinstance(before, ev.RescaleRequested) else before
 
     def wake_ms(self) -> int | None:
         """Return the time at which `decide` is due without an event."""
-        return self.upgrading.wake_ms()
+        times = (self.upgrading.wake_ms(), self.adapting.wake_ms())
+        return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     def log_read(self, plan: RecoveryPlan, job: ChangeContext) -> list[ChangeDecision]:
         """Handle the recovery plan of a deployment."""

@@ -49,7 +49,11 @@ class _Rescale:
     @property
     def checkpoint_request(self) -> str:
         """The id of the request for its checkpoint."""
-        return f"rescale-{self.request.request_id}"
+        return f"rescale-{self.request.request_id or self.request.run_id}"
+
+    def ended(self, error: str = "") -> list[ChangeDecision]:
+        """Answer the request."""
+        return [OperationEnded(self.request.request_id, error=error)] if self.request.request_id else []
 
 
 class Rescaling:
@@ -68,22 +72,32 @@ class Rescaling:
 
     def requested(self, request: RescaleRequested, job: ChangeContext, obstacle: str) -> list[ChangeDecision]:
         """Start a rescale or refuse it; `obstacle` is a reason against it."""
-        current = self._current
+        current, asked = self._current, _Rescale(request, RescalePhase.SLOTS)
         away = f", away from {', '.join(request.leaves)}" if request.leaves else ""
         note = Note("rescale", f"requested: {described(request.graph)}{away}")
         if current is not None and current.request.request_id == request.request_id:
             return [note]
         if current is not None:
             obstacle = "another rescale of the job is under way"
-        elif not obstacle and described(request.graph) == described(job.graph) and _kept(job, request) == len(job.held):
-            return [note, OperationEnded(request.request_id)]
+        elif not obstacle and request.graph.vertices == job.graph.vertices and _kept(job, request) == len(job.held):
+            return [note, *asked.ended()]
         if obstacle:
             self.retry_soon = True
             text = _with_hint(obstacle, _LATER)
-            return [note, Note("rescale", f"refused: {text}"), OperationEnded(request.request_id, error=text)]
-        self._current = _Rescale(request, RescalePhase.SLOTS)
+            return [note, Note("rescale", f"refused: {text}"), *asked.ended(text)]
+        self._current = asked
         missing = required_slots(request.graph) - _kept(job, request)
         return [note, RequestSlots(missing, wait=False)] if missing > 0 else [note, *self._request_checkpoint(job)]
+
+    def restarted(self, request: RescaleRequested) -> list[ChangeDecision]:
+        """Let a job that does not run start with another parallelism; the caller has checked that its state fits.
+
+        A rescale that was to start meanwhile has failed.
+        """
+        decided = self.abandon("there are fewer slots than it needs")
+        self._current = _Rescale(request, RescalePhase.RECORD)
+        record = RecordChange(request.request_id, request.run_id, request.graph)
+        return [*decided, StopForChange("the job starts with another parallelism", record)]
 
     def slots_refused(self, reason: str) -> list[ChangeDecision]:
         """Abandon the rescale: slots are missing."""
@@ -124,8 +138,9 @@ class Rescaling:
         """Switch to the new run, with the additional slots."""
         current = self._waiting_for(RescalePhase.RECORD)
         current.phase = RescalePhase.START
-        # Start options of the previous run do not apply to the new one.
-        own = JobIdentity(identity.job_id, current.request.run_id, identity.generation)
+        # Start options of the previous run do not apply to a new one.
+        run_id = current.request.run_id
+        own = JobIdentity(identity.job_id, run_id, identity.generation) if run_id else identity
         extra, current.extra = current.extra, ()
         return [AdoptDefinition(current.request.graph, own, extra, current.request.leaves)]
 
@@ -141,8 +156,7 @@ class Rescaling:
         release: list[Command] = [ReleaseSlots(current.extra)] if current.extra else []
         if current.phase is RescalePhase.SLOTS:
             release.append(RequestSlots(0, wait=False))  # no rescale waits for the answer
-        ended = OperationEnded(current.request.request_id, error=reason)
-        return [Note("rescale", f"abandoned: {reason}"), *release, ended]
+        return [Note("rescale", f"abandoned: {reason}"), *release, *current.ended(reason)]
 
     def halted(self, reason: str) -> list[ChangeDecision]:
         """Abandon the rescale if the deployment ended before the checkpoint was complete."""
@@ -161,7 +175,7 @@ class Rescaling:
         if self.phase is not RescalePhase.START:
             return []
         current, self._current = self._waiting_for(RescalePhase.START), None
-        return [OperationEnded(current.request.request_id)]
+        return current.ended()
 
     def _waiting_for(self, phase: RescalePhase) -> _Rescale:
         assert self._current is not None and self._current.phase is phase  # noqa: S101, PT018 - the callers see to it

@@ -20,10 +20,12 @@ from penstock.config.settings import ClusterSettings
 from penstock.core.clock import Clock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.graph.job_graph import JobGraph, required_slots
+from penstock.graph.rescale import least_parallelism, limited
 from penstock.jobmanager.cluster.kept_workers import KeptWorkers
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
 from penstock.jobmanager.messages.events import (
     Event,
+    SlotsAvailable,
     SlotsAwaited,
     SlotsGranted,
     SlotsRefused,
@@ -155,6 +157,8 @@ class TaskManagers:
         self._requests = 0
         self._kept = KeptWorkers()
         self.pool = SlotPool(settings.slot_request_timeout_ms, settings.most_slots)
+        #: The number of free slots that the jobs know.
+        self._known_free = 0
         #: Open queries to running subtasks.
         self.queries = WorkerQueries(self.send)
 
@@ -163,6 +167,7 @@ class TaskManagers:
     def attach(self, job_id: str, post: Callable[[Event], None], name: str) -> None:
         """Deliver the events of this job's workers and slots to `post`; `name` is for messages about its slots."""
         self._jobs[job_id], self._names[job_id] = post, name
+        post(SlotsAvailable(self.pool.free))
 
     def recover(self, job_ids: Iterable[str]) -> None:
         """Keep the workers of earlier leaders for these jobs, until each is `decided`; kill all others."""
@@ -211,7 +216,7 @@ class TaskManagers:
         Raises:
             UsageError: the job needs more slots than the cluster has, or more managed memory than its largest slot.
         """
-        needed, most = required_slots(graph), self.settings.most_slots
+        needed, most = required_slots(limited(graph, least_parallelism(graph))), self.settings.most_slots
         if most and needed > max(most, self.pool.total):
             text = f"job {graph.name!r} needs {needed} slots, but this cluster has {max(most, self.pool.total)}"
             raise UsageError(text, hint="lower the parallelism, or start the cluster with more TaskManagers or slots")
@@ -355,6 +360,7 @@ class TaskManagers:
         """
         manager = self._manager(taskmanager_id)
         holders = self.pool.drain(taskmanager_id)
+        self._post_free()
         if not holders and not manager.workers:
             self.release(taskmanager_id)
         return holders
@@ -485,11 +491,20 @@ class TaskManagers:
         for worker_id in self._managers.pop(name).workers:
             self.queries.lost(worker_id)
         granted = self.pool.remove(name)
+        self._post_free()  # before jobs decide on how to go on
         for post in list(self._jobs.values()):
             post(TaskManagerLost(name, reason))
         self._post_grants(granted)
 
+    def _post_free(self) -> None:
+        """Tell all jobs how many slots are free, if that has changed."""
+        if self.pool.free != self._known_free:
+            self._known_free = self.pool.free
+            for post in list(self._jobs.values()):
+                post(SlotsAvailable(self._known_free))
+
     def _post_grants(self, decided: list[Grant | Refuse]) -> None:
+        self._post_free()
         for decision in decided:
             if isinstance(decision, Grant):
                 self._post(decision.job_id, SlotsGranted(decision.slots))

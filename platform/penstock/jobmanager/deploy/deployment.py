@@ -223,12 +223,12 @@ class Deployment:
 
     # --- events ----------------------------------------------------------------------------------------------------
 
-    def begin(self, kept: Iterable[Slot]) -> list[Command]:
-        """Start workers in the slots the job still holds, and request the rest."""
+    def begin(self, kept: Iterable[Slot], *, wait: bool = True) -> list[Command]:
+        """Start workers in the slots the job still holds, and request the rest; `wait`: see `RequestSlots`."""
         slots = list(kept)[: self.needed]
         commands = self.slots_granted(slots)
         if len(slots) < self.needed:
-            commands.append(RequestSlots(self.needed - len(slots)))
+            commands.append(RequestSlots(self.needed - len(slots), wait))
         return commands
 
     def slots_granted(self, slots: Iterable[Slot]) -> list[Command]:

@@ -2,20 +2,21 @@
 
 ::
 
-    IDLE        -> RECONCILING STARTING CANCELLING
+    IDLE        -> RECONCILING WAITING CANCELLING
     RECONCILING -> STARTING WAITING CANCELLING CLOSING
     WAITING     -> STARTING CHANGING CANCELLING
     STARTING    -> RUNNING WAITING CHANGING CANCELLING CLOSING
     RUNNING     -> WAITING CHANGING FINISHING CANCELLING CLOSING
-    CHANGING    -> STARTING CHANGING CANCELLING
+    CHANGING    -> WAITING CHANGING CANCELLING
     FINISHING   -> CHANGING CLOSING
     CANCELLING  -> CLOSING
     CLOSING     -> DONE
     DONE        -> .
 
-A failure leads to WAITING, or to CLOSING if the job must not restart. STARTING and RECONCILING lead to CLOSING also if
-an earlier leader has ended the run. FINISHING leads to CHANGING if the last checkpoint was that of an upgrade too.
-CHANGING leads to itself if the old version takes over again before the new one has started.
+Every start begins in WAITING. A failure leads there, or to CLOSING if the job must not restart. STARTING and
+RECONCILING lead to CLOSING also if an earlier leader has ended the run. FINISHING leads to CHANGING if the last
+checkpoint was that of an upgrade too. CHANGING leads to itself if the old version takes over again before the new one
+has started.
 Used by `jobmanager.master.job_master`. `deploy.job_status` has the states that users see.
 """
 
@@ -30,7 +31,7 @@ class Step(enum.Enum):
     IDLE = "idle"
     #: Workers of an earlier leader are asked what they run.
     RECONCILING = "reconciling"
-    #: Old workers are exiting, or the restart delay is running.
+    #: Old workers are exiting, the restart delay is running, or slots are missing.
     WAITING = "waiting"
     STARTING = "starting"
     RUNNING = "running"
@@ -46,12 +47,12 @@ class Step(enum.Enum):
 
 _S = Step
 TRANSITIONS: dict[Step, frozenset[Step]] = {
-    _S.IDLE: frozenset({_S.RECONCILING, _S.STARTING, _S.CANCELLING}),
+    _S.IDLE: frozenset({_S.RECONCILING, _S.WAITING, _S.CANCELLING}),
     _S.RECONCILING: frozenset({_S.STARTING, _S.WAITING, _S.CANCELLING, _S.CLOSING}),
     _S.WAITING: frozenset({_S.STARTING, _S.CHANGING, _S.CANCELLING}),
     _S.STARTING: frozenset({_S.RUNNING, _S.WAITING, _S.CHANGING, _S.CANCELLING, _S.CLOSING}),
     _S.RUNNING: frozenset({_S.WAITING, _S.CHANGING, _S.FINISHING, _S.CANCELLING, _S.CLOSING}),
-    _S.CHANGING: frozenset({_S.STARTING, _S.CHANGING, _S.CANCELLING}),
+    _S.CHANGING: frozenset({_S.WAITING, _S.CHANGING, _S.CANCELLING}),
     _S.FINISHING: frozenset({_S.CHANGING, _S.CLOSING}),
     _S.CANCELLING: frozenset({_S.CLOSING}),
     _S.CLOSING: frozenset({_S.DONE}),

@@ -29,7 +29,7 @@ from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError, UnansweredError, UsageError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, read_submitted, required_slots
-from penstock.graph.rescale import RescaleTo, keeping_parallelism
+from penstock.graph.rescale import RescaleTo, fitted, keeping_parallelism
 from penstock.jobmanager.change.upgrading import (
     UpgradeStage,
     Upgrading,
@@ -168,8 +168,9 @@ class ChangeRequests:
         new = under_name_of(found.graph, new)
         require_upgradable(found.graph, new, policy)
         kept = keeping_parallelism(found.graph, new, keep=policy.keep_parallelism)
-        new = kept.graph
-        needed, there = required_slots(new), self._slots(found)
+        there = self._slots(found)
+        new = fitted(kept.graph, there)
+        needed = required_slots(new)
         if needed > there:
             msg = f"the new version needs {needed} slots, but only {there} are available"
             raise UsageError(msg, hint="start another TaskManager, or lower the parallelism")

@@ -296,8 +296,10 @@ class JobDriver:
         """Seal a new run in the log first, so that later leaders fence it; then write the record, which decides."""
         store, graph = self._parts.store, command.graph
         try:
-            if graph is not None:
+            if graph is not None and command.run_id:
                 await self._in_thread(store.continue_as, self.record.job_id, command.run_id, graph, command.trial)
+            elif graph is not None:
+                await self._in_thread(store.set_graph, graph)
             await self._hooks.changed(self, command)
         except LeadershipLostError as error:
             self._break(error)

@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.checkpoint.ha_records import JobRecord
 from penstock.graph.job_graph import JobGraph, JobVertex, KeyGroup
+from penstock.graph.rescale import adaptive_slots, is_adaptive, least_parallelism
 from penstock.jobmanager.deploy.deployment import Deployment, publishing_sinks
 from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.jobs.recorded_jobs import start_options_of
@@ -52,6 +53,7 @@ def summary_of(
             stop_uri=record.stop_uri,
             version=_version(record),
             takeovers=record.takeovers,
+            adaptive_slots=adaptive_slots(graph),
         )
     history = master.checkpointing.history
     state = master.status.state
@@ -69,7 +71,8 @@ def summary_of(
         checkpoints_completed=history.completed,
         checkpoints_failed=history.failed,
         error=master.error if state is not JobStatus.RUNNING else "",
-        waits_for=waits_for,
+        waits_for=waits_for or (adapting.waiting_text(graph) if (adapting := master.job_change.adapting).waits else ""),
+        adaptive_slots=adaptive_slots(graph),
         next_attempt_in_ms=max(0, at_ms - now_ms) if (at_ms := master.next_attempt_ms) >= 0 else -1,
         region_restart=master.region_restart,
         checkpoint_failure=history.last_failure,
@@ -191,6 +194,7 @@ def _vertex(graph: JobGraph, vertex: JobVertex, master: JobMaster | None, now_ms
         name=vertex.name,
         parallelism=vertex.parallelism,
         max_parallelism=graph.settings.key_groups,
+        bounds=(min(least_parallelism(graph), vertex.wanted) if is_adaptive(graph) else 1, vertex.wanted),
         state=next((state for state in _ORDER if state in states), "CREATED"),
         operators=tuple(OperatorView(uid=o.uid, name=o.name, kind=o.kind, place=o.place) for o in vertex.operators),
         subtasks=subtasks,

@@ -119,11 +119,14 @@ def changed_record(record: JobRecord, command: RecordChange, generation: int) ->
     """Return the job record with the state of a rescale or upgrade; with a graph in the command, as a new run."""
     upgrade = command.upgrade
     if upgrade is None:
-        changed = msgspec.structs.replace(record, rescale_token=command.request_id, generation=generation)
+        token = command.request_id or record.rescale_token  # a user's: the scheduler's own changes have none
+        changed = msgspec.structs.replace(record, rescale_token=token, generation=generation)
     else:
         changed = msgspec.structs.replace(record, upgrade=upgrade, generation=generation)
     if command.graph is None:
         return changed
+    if not command.run_id:
+        return msgspec.structs.replace(changed, graph=encode_graph(command.graph))
     allowed = upgrade.policy.allow_non_restored_state if upgrade is not None and command.trial is not None else ()
     return msgspec.structs.replace(
         changed,

@@ -17,14 +17,17 @@ from penstock.core.event_log import EventLog
 from penstock.core.rand import Rand
 from penstock.core.snapshot import pending_text
 from penstock.graph.failover import part_of
-from penstock.graph.job_graph import JobGraph
+from penstock.graph.job_graph import JobGraph, required_slots
+from penstock.graph.rescale import is_adaptive
 from penstock.graph.task_deployment import ExecutionId
+from penstock.jobmanager.change.adapting import Adapting
 from penstock.jobmanager.change.decisions import (
     AdoptDefinition,
     ChangeContext,
     ChangeDecision,
     Failure,
     Note,
+    PostponeStart,
     StopForChange,
 )
 from penstock.jobmanager.change.job_change import JobChange
@@ -55,6 +58,7 @@ from penstock.jobmanager.deploy.job_status import JobStatus, StatusMachine
 from penstock.jobmanager.deploy.job_steps import Step, StepMachine
 from penstock.jobmanager.deploy.region_restart import Deployments, RegionRestart
 from penstock.jobmanager.deploy.watermark_alignment import WatermarkAlignment
+from penstock.jobmanager.master.lost_connections import LostConnections, with_taskmanager
 from penstock.jobmanager.master.waiting_requests import WaitingRequests
 from penstock.jobmanager.master.worker_reports import WorkerReports
 from penstock.jobmanager.messages import commands as cmd
@@ -63,8 +67,6 @@ from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc import messages as msg
 
 _EXIT_TIMEOUT_MS = 10_000
-#: Time for the report of a worker's end after that of a lost connection to it.
-_CAUSE_WAIT_MS = 1_000
 _END_TAG = "end"
 #: Delay before a job that must not end starts again, although its restart strategy has given up.
 _FORCED_RESTART_DELAY_MS = 1_000
@@ -100,13 +102,12 @@ class JobMaster:
         self.alignment = WatermarkAlignment(graph)
         self._restart = RestartPolicy(graph.settings.restart)
         self._held = HeldSlots()
-        self.job_change = JobChange(upgrade)
+        self.job_change = JobChange(upgrade, Adapting(graph.settings.adaptive_scheduler, rand))
         #: Results of checkpoints that the change requested, for `_deliver`.
         self._results: deque[ChangeCheckpoint] = deque()
         self._waiting = WaitingRequests()
         self._deployments = 0
-        #: Lost connections whose cause may still be reported, and until when to wait for it.
-        self._lost_connections: list[tuple[Failure, int]] = []
+        self._lost_connections = LostConnections()
         self._end_state = JobStatus.FINISHED
         self._end_written = False
         self._ever_ran = False
@@ -173,23 +174,26 @@ class JobMaster:
             case Step.RECONCILING, ev.LogRead() as log:
                 return self._on_log_of_workers(log, now_ms)
             case Step.RECONCILING, ev.LogFailed(error):
-                return self._refuse_workers(error)
+                self._reconciling().refuse(error)
             case Step.STARTING, ev.LogRead() as log:
                 return self._on_log(log, now_ms)
             case Step.RUNNING, ev.LogRead() as log if self._region is not None:
                 return self._on_log_of_region(self._region, log, now_ms)
+            case Step.WAITING, (ev.LogRead() | ev.LogFailed()) as answer:
+                self.job_change.adapting.log_answered(answer)
             case _, ev.LogFailed(error, final):
                 return self._fail(Failure(now_ms, error), now_ms, Cause.of(permanent=final), self._restarting)
             case _, ev.AttemptRecorded(attempt):
                 current = self._starting
                 return current.attempt_recorded() if current is not None and current.ids.attempt == attempt else []
+            case _, ev.SlotsAvailable(free):
+                self.job_change.adapting.free = free
             case _, ev.SlotsGranted(slots) if self.job_change.waits_for_slots:
                 return self._apply(self.job_change.slots_granted(slots, self._change_context(now_ms)), now_ms)
             case _, ev.SlotsGranted(slots):
                 return self._on_slots(slots)
             case _, ev.SlotsAwaited(text):
                 self.event_log.add(now_ms, "slots", f"waiting for {text}")
-                return []
             case _, ev.SlotsRefused(reason) if self.job_change.waits_for_slots:
                 return self._apply(self.job_change.slots_refused(reason), now_ms)
             case Step.STARTING, ev.SlotsRefused(reason):
@@ -199,7 +203,6 @@ class JobMaster:
                 return self._fail(failure, now_ms, failed=self._restarting)
             case Step.RECONCILING, ev.WorkerReported(worker_id, report):
                 self._reconciling().reported(worker_id, report)
-                return []
             case _, ev.WorkerReported(worker_id, report):
                 return self._on_report(worker_id, report, now_ms)
             case _, ev.WorkerLost() as lost:
@@ -221,7 +224,6 @@ class JobMaster:
                 | (ev.RescaleRequested() | ev.UpgradeRequested())
             ) as request if self.step in _BEFORE_RUNNING or self._region is not None:
                 self._waiting.add(request, now_ms)
-                return []
             case _, (ev.StopRequested() | ev.SavepointRequested() | ev.CheckpointRequested()) as request:
                 return self._request(request, now_ms)
             case _, (
@@ -303,7 +305,7 @@ class JobMaster:
         if report.state != "FAILED" or self.step not in (Step.RUNNING, Step.STARTING):
             return commands
         task = f"{self.graph.vertex(report.vertex_id).name} ({report.subtask + 1})"
-        failure = Failure(now_ms, _with_taskmanager(report.error, deployment), report.detail, task, worker_id)
+        failure = Failure(now_ms, with_taskmanager(report.error, deployment), report.detail, task, worker_id)
         return self._on_task_failed(failure, cause_of(report.error), now_ms)
 
     def _on_resolved(self, deployment: Deployment, report: msg.PendingResolved, now_ms: int) -> Sequence[cmd.Command]:
@@ -340,17 +342,17 @@ class JobMaster:
         """Fail; after a lost connection wait for its cause, the end of the worker at the other side."""
         if self._deployed.of_worker(lost_peer(failure.error)) is None:
             return self._fail(failure, now_ms, cause, self._deployed.vertices_of(failure.worker_id))
-        self._lost_connections.append((failure, now_ms + _CAUSE_WAIT_MS))
+        self._lost_connections.add(failure, now_ms)
         return []
 
     def _on_taskmanager_lost(self, taskmanager_id: str, reason: str, now_ms: int) -> list[cmd.Command]:
         commands = self._apply(self.job_change.taskmanager_lost(taskmanager_id), now_ms)
+        self._held.taskmanager_lost(taskmanager_id)
         for worker in [w for w in self._deployed.workers if w.slot.taskmanager_id == taskmanager_id]:
             text = f"its TaskManager {taskmanager_id} is gone: {reason}"
             commands += self._on_worker_lost(ev.WorkerLost(worker.worker_id, text), now_ms)
         if self._adoption is not None:
             self._adoption.taskmanager_lost(taskmanager_id)
-        self._held.taskmanager_lost(taskmanager_id)
         return commands
 
     def _on_append(self, event: ev.ManifestAppended | ev.ManifestFailed, now_ms: int) -> list[cmd.Command]:
@@ -386,8 +388,7 @@ class JobMaster:
             return self._fail(Failure(now_ms, text), now_ms)
         if (region := self._region) is not None and region.begun and region.is_due(now_ms):
             return self._fail(Failure(now_ms, f"not started in time: {region.text}"), now_ms, failed=self._restarting)
-        if self._lost_connections and now_ms >= self._lost_connections[0][1]:
-            lost, _ = self._lost_connections.pop(0)
+        if (lost := self._lost_connections.take_due(now_ms)) is not None:
             return self._fail(lost, now_ms, failed=self._deployed.vertices_of(lost.worker_id))
         running = self.deployment if self.step is Step.RUNNING else None
         commands = self._apply(self._waiting.overdue(now_ms, self.region_restart), now_ms)
@@ -398,7 +399,8 @@ class JobMaster:
 
     def _start(self, start: ev.Start, now_ms: int) -> list[cmd.Command]:
         if not start.attempt or self.job_change.upgrading.phase is not None:
-            return [cmd.WorkersDecided(), *self._deploy(now_ms)]
+            self._steps.to(Step.WAITING, now_ms)
+            return [cmd.WorkersDecided()]
         ids = self.identity.plan_ids(start.attempt)
         self._adoption = Adoption(self.graph, ids, now_ms + start.reconcile_ms)
         self._steps.to(Step.RECONCILING, self._adoption.deadline_ms)
@@ -413,10 +415,6 @@ class JobMaster:
             adoption.found(worker_id, slot)
             commands += [cmd.KeepWorker(worker_id, slot), cmd.SendToWorker(worker_id, ask)]
         return commands
-
-    def _refuse_workers(self, obstacle: str) -> list[cmd.Command]:
-        self._reconciling().refuse(obstacle)
-        return []
 
     def _reconciling(self) -> Adoption:
         assert self._adoption is not None  # noqa: S101 - between RECONCILING and the next step
@@ -491,6 +489,8 @@ class JobMaster:
     def _regions_to_restart(self, failed: Collection[str]) -> frozenset[str]:
         """Return the vertices that restart while the others continue; empty: the whole job restarts."""
         divisible = self.step is Step.RUNNING and not self.checkpointing.is_ending and self.job_change.idle
+        if is_adaptive(self.graph) and len(self._held.slots) < required_slots(self.graph):
+            return frozenset()  # it may continue with fewer slots
         return self._deployed.to_restart(failed) if divisible else frozenset()
 
     def _restart_regions(
@@ -503,7 +503,7 @@ class JobMaster:
         lost = {failure.worker_id, *(worker.worker_id for worker in region.replaced)}
         commands = self._apply(self.checkpointing.pause(lost, failure.error, now_ms), now_ms)
         self._reports.part_halted(region.part.executions, lost)
-        self._lost_connections = [known for known in self._lost_connections if known[0].worker_id not in lost]
+        self._lost_connections.forget(lost)
         text = f"{region.name} restarts in {max(0, due_ms - now_ms)} ms; the other regions continue"
         self.event_log.add(now_ms, "restart", text)
         return commands + self._held.halt(region.replaced, now_ms)
@@ -546,7 +546,10 @@ class JobMaster:
         self._reports.deployed()
         self.event_log.add(now_ms, "deploy", f"its workers start; restarts so far: {self.restarts}")
         surplus = self._held.trim(deployment.needed)
-        record, begun = cmd.RecordAttempt(deployment.ids.attempt), deployment.begin(self._held.slots)
+        record, begun = (
+            cmd.RecordAttempt(deployment.ids.attempt),
+            deployment.begin(self._held.slots, wait=self.job_change.adapting.requests_wait),
+        )
         return [cmd.ReadLog(list_files=first), record, *surplus, *begun]
 
     def _new_deployment(self, graph: JobGraph) -> Deployment:
@@ -567,13 +570,15 @@ class JobMaster:
     def _leave_step(self, now_ms: int) -> list[cmd.Command]:
         """Return the commands of the transition that is possible now; without one, no commands."""
         deployment, held, recording = self.deployment, self._held, self.job_change.recording
+        due = self._steps.is_due(now_ms) or self.job_change.adapting.waits  # each event may end the wait for slots
         match self.step:
             case Step.RECONCILING:
                 return self._reconcile(now_ms)
-            case Step.WAITING if held.workers_exited(now_ms) and self._steps.is_due(now_ms):
-                return self._deploy(now_ms)
+            case Step.WAITING if held.workers_exited(now_ms) and due:
+                before = self.job_change.start(self._change_context(now_ms))
+                return self._deploy(now_ms) if before is None else self._apply(before, now_ms)
             case Step.CHANGING if not self.job_change.unrecorded and held.workers_exited(now_ms):
-                return self._deploy(now_ms)
+                self._steps.to(Step.WAITING, now_ms)
             case Step.STARTING if deployment is not None and deployment.running and deployment.assigned:
                 return self._run(deployment, now_ms)
             case Step.STARTING if deployment is not None and deployment.final_checkpoint is not None:
@@ -665,7 +670,7 @@ class JobMaster:
         workers = self._deployed.workers
         if self.deployment is not None:
             self.last_workers = (*workers, *self.deployment.lost) or self.last_workers
-        self._deployed, self._lost_connections = Deployments(), []
+        self._deployed, self._lost_connections = Deployments(), LostConnections()
         self._reports.halted()
         commands += self._apply(self.job_change.halted(reason), now_ms) + self._held.halt(workers, now_ms)
         return [*commands, cmd.CloseEnumerators()]
@@ -711,7 +716,8 @@ class JobMaster:
         for request in self.checkpointing.withdraw():
             self._waiting.add(request, now_ms)
         commands = self._undeploy(step.reason, now_ms)
-        self.status.to(JobStatus.RESTARTING, now_ms)
+        if self._deployments:
+            self.status.to(JobStatus.RESTARTING, now_ms)
         self._steps.to(Step.CHANGING)
         return [*commands, step.record]
 
@@ -767,6 +773,8 @@ class JobMaster:
                     self.event_log.add(now_ms, kind, text)
                 case StopForChange():
                     commands += self._stop_for_change(command, now_ms)
+                case PostponeStart(at_ms):
+                    self._steps.postpone(at_ms)
                 case AdoptDefinition():
                     self._adopt_definition(command)
                 case _:
@@ -784,16 +792,8 @@ class JobMaster:
         ]
         if self.step is Step.RUNNING and self.deployment is not None:
             times.append(self.deployment.wake_ms())
-        if self._lost_connections and self.step in (Step.STARTING, Step.RUNNING):
-            times.append(self._lost_connections[0][1])
+        if self.step in (Step.STARTING, Step.RUNNING):
+            times.append(self._lost_connections.wake_ms())
         if self._region is not None:
             times.append(self._region.wake_ms(self._held.wake_ms()))
         return min((t for t in times if t is not None), default=None)
-
-
-def _with_taskmanager(error: str, deployment: Deployment) -> str:
-    """Return an error about a lost connection with the TaskManager of the other worker; any other error unchanged."""
-    peer = lost_peer(error)
-    if (worker := deployment.workers.get(peer)) is None:
-        return error
-    return error.replace(f"worker {peer} ", f"worker {peer} of TaskManager {worker.slot.taskmanager_id} ", 1)

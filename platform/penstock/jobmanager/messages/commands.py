@@ -115,7 +115,8 @@ class DeleteEntries:
 class RecordChange:
     """Write a step of a rescale or upgrade to the job's record; with a graph, seal `run_id` in the log first.
 
-    From then on any leader runs the job as this run. Answered by `ChangeRecorded` or `ChangeNotRecorded`.
+    From then on any leader runs the job as this run; without `run_id` the job's run continues with the graph. Answered
+    by `ChangeRecorded` or `ChangeNotRecorded`.
     """
 
     request_id: str

@@ -79,6 +79,13 @@ class SlotsRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotsAvailable:
+    """The number of slots that no job holds has changed."""
+
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReported:
     """A worker sent a report."""
 
@@ -185,8 +192,9 @@ class CheckpointRequested:
 
 @dataclass(frozen=True, slots=True)
 class RescaleRequested:
-    """A user asked for another parallelism, or a drain for other slots: the job continues as `graph`, as a new run."""
+    """The job is to have another parallelism, or a drain other slots: it continues as `graph`, as a new run."""
 
+    #: Empty: of the job's own scheduler, which needs no answer.
     request_id: str
     run_id: str
     graph: JobGraph
@@ -247,6 +255,7 @@ Event = (
     | SlotsGranted
     | SlotsAwaited
     | SlotsRefused
+    | SlotsAvailable
     | WorkerReported
     | WorkerLost
     | TaskManagerLost

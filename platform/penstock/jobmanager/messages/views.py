@@ -61,6 +61,8 @@ class VertexView(_View, frozen=True, kw_only=True):
     end_ms: int = -1
     #: Counters up to the restored checkpoint; the totals are these and the subtasks' metrics.
     carried: dict[str, int] = {}
+    #: The smallest and the largest parallelism that the scheduler may choose.
+    bounds: tuple[int, int] = (1, 1)
 
 
 class EdgeView(_View, frozen=True, kw_only=True):
@@ -128,6 +130,8 @@ class JobSummary(_View, frozen=True, kw_only=True):
     error: str = ""
     #: Missing resources of the start, such as `9 slots, 4 of 6 are free`.
     waits_for: str = ""
+    #: With the adaptive scheduler: the slots that the job has of those it would use, such as `4 of at most 8 slots`.
+    adaptive_slots: str = ""
     #: Time until the next start after a failure; -1 if the job is not waiting for one.
     next_attempt_in_ms: int = -1
     #: Which regions restart while the job is RUNNING, and what they wait for; empty if all run.

@@ -77,7 +77,7 @@ def job_overview(job: JobSummary, now_ms: int) -> Json:
         "duration": _duration(job.start_ms, job.end_ms, now_ms),
         "last-modification": job.last_modified_ms,
         "job-type": "STREAMING",
-        "schedulerType": "Adaptive",
+        "schedulerType": "Adaptive" if job.adaptive_slots else "Default",
         "pending-operators": 0,
         "tasks": {"total": sum(job.tasks.values()), **_task_counts(job.tasks)},
         # not Flink's
@@ -100,7 +100,7 @@ def job_detail(detail: JobDetail, now_ms: int) -> Json:
         "isStoppable": False,
         "state": summary.state,
         "job-type": "STREAMING",
-        "schedulerType": "Adaptive",
+        "schedulerType": "Adaptive" if summary.adaptive_slots else "Default",
         "application-id": summary.job_id,
         "pending-operators": 0,
         "start-time": summary.start_ms,
@@ -454,8 +454,8 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         "restarts-of-user-code": detail.settings.restart.most_of_user_code,
         "error": summary.error,
         "waits-for": summary.waits_for,
+        "adaptive-slots": summary.adaptive_slots,
         "next-attempt-in-ms": summary.next_attempt_in_ms if summary.next_attempt_in_ms >= 0 else None,
-        # which regions restart while the others run, and what they wait for
         "region-restart": summary.region_restart,
         "checkpoint-failure": summary.checkpoint_failure,
         "slow-calls": [{"what": call.what, "since": call.since_ms, "at": call.at} for call in summary.slow_calls],

@@ -50,7 +50,7 @@ def add_rescale_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
     @router.get("/jobs/{job_id}/resource-requirements")
     async def requirements(job_id: str) -> dict[str, Any]:
         vertices = dispatcher.detail(job_id).vertices
-        return {v.id: {"parallelism": {"lowerBound": 1, "upperBound": v.parallelism}} for v in vertices}
+        return {v.id: {"parallelism": dict(zip(("lowerBound", "upperBound"), v.bounds, strict=True))} for v in vertices}
 
     @router.put("/jobs/{job_id}/resource-requirements")
     async def require(job_id: str, body: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.errors import NotFoundError, UsageError
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
-from penstock.jobmanager.messages.events import SlotsAwaited, SlotsGranted, WorkersKept
+from penstock.jobmanager.messages.events import SlotsAvailable, SlotsAwaited, SlotsGranted, TaskManagerLost, WorkersKept
 from penstock.rpc import messages as msg
 from penstock.rpc.server import Session
 
@@ -21,6 +21,11 @@ def joined(managers, name, slots=2, workers=(), memory=msg.MemoryParts()):  # no
     session = Session(registration, "peer")
     managers.connected(session)
     return session
+
+
+def but_free_slots(events):
+    """A job that keeps its events, without those of the number of free slots."""
+    return lambda event: None if isinstance(event, SlotsAvailable) else events.append(event)
 
 
 async def told(session):
@@ -45,7 +50,7 @@ async def released(managers, session, name):
 
 def test_it_is_told_to_end_and_its_slots_are_given_to_nobody(managers):
     events = []
-    managers.attach("job", events.append, "orders")
+    managers.attach("job", but_free_slots(events), "orders")
     session = joined(managers, "tm")
     commands = asyncio.run(released(managers, session, "tm"))
     assert isinstance(commands[-1], msg.Shutdown)
@@ -54,9 +59,19 @@ def test_it_is_told_to_end_and_its_slots_are_given_to_nobody(managers):
     assert (managers.pool.total, managers.pool.pending, managers.views()) == (0, 1, ())
 
 
-def test_a_lost_one_is_named_with_its_process(managers):
+def test_a_job_knows_the_number_of_free_slots_before_it_is_told_of_a_loss_or_a_grant(managers):
     events = []
     managers.attach("job", events.append, "orders")
+    session = joined(managers, "tm")
+    managers.request_slots("job", 1, wait=True)
+    managers.disconnected(session, "the connection broke")
+    free = [event.free if isinstance(event, SlotsAvailable) else type(event) for event in events]
+    assert free == [0, 2, 1, SlotsGranted, 0, TaskManagerLost]
+
+
+def test_a_lost_one_is_named_with_its_process(managers):
+    events = []
+    managers.attach("job", but_free_slots(events), "orders")
     session = joined(managers, "tm")
     managers.disconnected(session, "the connection broke")
     assert [event.reason for event in events] == ["the connection broke (pid 1 on h)"]
@@ -65,7 +80,7 @@ def test_a_lost_one_is_named_with_its_process(managers):
 def test_a_request_that_waits_is_told_to_its_job_with_the_holders(managers):
     events = []
     managers.attach("other", lambda _event: None, "totals")
-    managers.attach("job", events.append, "orders")
+    managers.attach("job", but_free_slots(events), "orders")
     joined(managers, "tm")
     managers.request_slots("other", 1, wait=True)
     managers.request_slots("job", 2, wait=True)
@@ -77,7 +92,7 @@ def test_a_request_that_waits_is_told_to_its_job_with_the_holders(managers):
 
 def test_one_in_use_is_not_released(managers):
     events = []
-    managers.attach("job", events.append, "orders")
+    managers.attach("job", but_free_slots(events), "orders")
     joined(managers, "tm")
     managers.request_slots("job", 1, wait=True)
     with pytest.raises(UsageError, match="jobs hold 1 slots"):
@@ -133,7 +148,7 @@ def test_a_job_that_wants_more_memory_than_the_largest_slot_has_is_refused_with_
 def with_a_worker(managers):
     """A TaskManager `tm` with the worker `w` of the job `job`; return its session and the job's events."""
     events = []
-    managers.attach("job", events.append, "orders")
+    managers.attach("job", but_free_slots(events), "orders")
     session = joined(managers, "tm")
     managers.request_slots("job", 1, wait=True)
     (granted,) = events

@@ -34,6 +34,7 @@ def test_the_drawn_transitions_are_the_table(module):
 
 def test_a_step_that_does_not_follow_is_refused():
     machine = StepMachine()
+    machine.to(Step.WAITING)
     machine.to(Step.STARTING, 7)
     with pytest.raises(ValueError, match="a job in step STARTING cannot go to DONE"):
         machine.to(Step.DONE)
