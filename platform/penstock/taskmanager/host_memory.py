@@ -29,7 +29,7 @@ def total_memory(settings: TaskManagerSettings, host_bytes: int, root: Path = Pa
     `host_taskmanagers` TaskManagers share what is found; a total that is set is for one of them.
     """
     if settings.memory_bytes is not None:
-        return Total(settings.memory_bytes, "--memory")
+        return Total(settings.memory_bytes, "taskmanager.memory")
     sharers = max(1, settings.host_taskmanagers)
     shared = f", shared by {sharers} TaskManagers" if sharers > 1 else ""
     limit = container_limit(root)

@@ -115,7 +115,7 @@ def divided(settings: TaskManagerSettings, slots: int, total_bytes: int, origin:
             f"a TaskManager with {_count(slots)} needs {megabytes(needed)} of memory: framework"
             f" {megabytes(framework)}, network {megabytes(network)}, managed {megabytes(managed)}, tasks"
             f" {megabytes(LEAST_TASK_BYTES)} per slot; but it has {whole(total_bytes)} ({origin})",
-            hint="raise --memory, lower --slots, or lower taskmanager.managed_memory or another part",
+            hint="raise taskmanager.memory, or lower the slots, taskmanager.managed_memory or another part",
         )
     return MemoryDivision(
         slots=slots,

@@ -49,7 +49,7 @@ def test_without_control_groups_there_is_no_limit(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "limit", "total", "origin"),
     [
-        ({"memory_bytes": 3 * GB, "host_taskmanagers": 2}, f"{2 * GB}\n", 3 * GB, "--memory"),
+        ({"memory_bytes": 3 * GB, "host_taskmanagers": 2}, f"{2 * GB}\n", 3 * GB, "taskmanager.memory"),
         ({}, f"{2 * GB}\n", 2 * GB, "the container's limit"),
         ({"host_taskmanagers": 2}, f"{2 * GB}\n", GB, "the container's limit, shared by 2 TaskManagers"),
         ({}, V1_UNLIMITED, 8 * GB, "80 % of the host's memory"),

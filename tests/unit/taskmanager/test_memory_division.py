@@ -67,7 +67,7 @@ def test_parts_that_exceed_the_total_are_refused_with_each_of_them(total, slots,
     with pytest.raises(UsageError) as caught:
         division(total, slots, **settings)
     assert needed in str(caught.value)
-    assert "raise --memory, lower --slots" in str(caught.value)
+    assert "raise taskmanager.memory, or lower the slots" in str(caught.value)
 
 
 @pytest.mark.parametrize(
