@@ -542,11 +542,12 @@ class WindowedStream:
         Raises:
             GraphError: no aggregate, an unknown column, a name twice, or a column of a type the aggregate cannot take.
         """
-        from penstock.api.windows.aggregation import wanted_aggregates, windowed
+        from penstock.api.windows.aggregation import wanted_aggregates
+        from penstock.api.windows.spreading import windowed
 
-        where = f"aggregate over {self._window.label}"
-        wanted = wanted_aggregates(aggregates, named, self._stream.columns, where)
-        stream, wanted = _with_hidden_columns(self._stream, wanted, where)
+        stream, where = self._stream, f"aggregate over {self._window.label}"
+        wanted = wanted_aggregates(aggregates, named, stream.columns, where)
+        stream, wanted = _with_hidden_columns(stream, wanted, where)
         return _append(stream, windowed(self._rows(stream), wanted, where))
 
     def _rows(self, stream: KeyedStream) -> WindowedRows:
@@ -768,8 +769,7 @@ def _with_hidden_columns(
     if not columns:
         return stream, plain
     before = DataStream(stream.environment, stream.flow.before_shuffle())
-    flow = before.with_columns(**columns).flow.partitioned(KeyGroup(stream.keys))
-    of = stream.flow
+    of, flow = stream.flow, before.with_columns(**columns).flow.partitioned(KeyGroup(stream.keys))
     flow = msgspec.structs.replace(flow, computed=of.computed, computed_of=of.computed_of, spread=of.spread)
     return KeyedStream(stream.environment, flow, stream.keys), plain
 

@@ -47,7 +47,7 @@ def is_adaptive(graph: JobGraph) -> bool:
 
 def least_parallelism(graph: JobGraph) -> int:
     """Return the smallest parallelism with which a job may run: of its widest vertex."""
-    widest = max(vertex.wanted for vertex in graph.vertices)
+    widest = max((vertex.wanted for vertex in graph.vertices), default=1)
     return min(graph.settings.adaptive_scheduler.min_parallelism, widest) if is_adaptive(graph) else widest
 
 

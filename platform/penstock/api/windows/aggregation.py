@@ -145,19 +145,6 @@ def _is_aggregator(value: Any) -> bool:
     return all(callable(getattr(value, name, None)) for name in ("create_accumulator", "add", "get_result"))
 
 
-def windowed(rows: WindowedRows, wanted: list[Aggregate], where: str) -> NewOperator:
-    """Return the operator that computes aggregates of each key and window, in two stages for a spread key.
-
-    Raises:
-        GraphError: as `window_aggregate`; or two stages cannot give the same result.
-    """
-    if rows.stream.flow.spread > 1:
-        from penstock.api.windows.spreading import spread_aggregate
-
-        return spread_aggregate(rows, wanted, where)
-    return window_aggregate(rows, wanted, where)
-
-
 def window_aggregate(rows: WindowedRows, wanted: list[Aggregate], where: str) -> NewOperator:
     """Return the operator that computes aggregates of each key and window.
 

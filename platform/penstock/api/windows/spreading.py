@@ -2,7 +2,7 @@
 
 The rows of hot keys get a salt from 0 to N - 1. The first stage aggregates by key and salt and emits accumulators when
 a window closes; the second merges them by key. What cannot be shown to equal the window without `spread` is refused.
-Called by `api.windows.aggregation`.
+Called by `api.streams`.
 """
 
 from __future__ import annotations
@@ -42,6 +42,16 @@ class _SaltedStream(msgspec.Struct, frozen=True):
     @property
     def columns(self) -> list[str]:
         return list(self.flow.schema.names)
+
+
+def windowed(rows: WindowedRows, wanted: list[Aggregate], where: str) -> NewOperator:
+    """Return the operator that computes aggregates of each key and window, in two stages for a spread key.
+
+    Raises:
+        GraphError: as `window_aggregate`; or two stages cannot give the same result.
+    """
+    chosen = spread_aggregate if rows.stream.flow.spread > 1 else window_aggregate
+    return chosen(rows, wanted, where)
 
 
 def spread_aggregate(rows: WindowedRows, wanted: list[Aggregate], where: str) -> NewOperator:
