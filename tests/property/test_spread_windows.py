@@ -142,6 +142,14 @@ def test_the_rows_of_a_hot_key_are_divided_and_others_are_not():
         counts = dict(parts.iter_rows())
         assert counts[1] >= 5
         assert sorted(counts[user] for user in range(100, 140) if user in counts)[10] == 1
+        shares = dict.fromkeys(("whole-windows", "spread-windows.partial"), 0.0)
+        for subtask in job._job.subtasks:
+            uid = subtask.links[0].spec.uid
+            if uid in shares:
+                values = subtask.metrics.publish()
+                rows = values["numRecordsIn"] * values.get("hottestKeyShare", 0.0)
+                shares[uid] = max(shares[uid], rows / (3 * ROWS))
+        assert shares["spread-windows.partial"] < shares["whole-windows"] / 2
         job.end()
         same(job)
 

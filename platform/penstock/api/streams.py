@@ -408,9 +408,8 @@ class KeyedStream(DataStream):
         as "-5s", or seconds). Columns: this stream's, then the other's without its key columns; one whose name is taken
         gets the `suffix`. The result's event time is the later of the two.
 
-        `how`: with "left", "right" or "full" the unmatched rows of that side, or of both, are emitted too, with nulls,
-        when the watermark has passed all possible matches, and with that time. Rows below the watermark are late:
-        counted (`numLateRecordsDropped`) and dropped, or emitted to the side outputs of `late_to`, as for `join`.
+        `how`: with "left", "right" or "full" that side's unmatched rows, or both, are emitted too, with nulls, when the
+        watermark has passed all possible matches. Late rows are dropped or emitted to `late_to`, as for `join`.
 
         Raises:
             GraphError: the other stream is not keyed by the same types, a side has no event time, the lower bound is

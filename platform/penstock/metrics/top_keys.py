@@ -39,6 +39,11 @@ class TopKeys(Generic[T]):
         self.total *= factor
         self.error *= factor
 
+    @property
+    def heaviest(self) -> float:
+        """The weight of the heaviest item, at least; 0 without items."""
+        return max(self._counts.values(), default=0.0)
+
     def top(self, most: int) -> list[tuple[T, float]]:
         """Return the heaviest items with the least they can weigh, the heaviest first."""
         return sorted(self._counts.items(), key=lambda item: -item[1])[:most]

@@ -1,8 +1,8 @@
 """The keys of a keyed operator with the most rows, estimated from a uniform sample of its input.
 
-Kept by the links of `task.chain.chain`, read by `task.drive.state_queries`. Of every k rows of an input a random one
-selects its batch, of which some rows are counted, so a batch is weighted by its rows. The numbers are estimates of
-rows, with decreasing weight for those older than a minute.
+Kept by the links of `task.chain.chain`, read by the queries and metrics of `task.drive`. Of every k rows of an input a
+random one selects its batch, of which some rows are counted, so a batch is weighted by its rows. The numbers are
+estimates of rows, with decreasing weight for those older than a minute.
 """
 
 from __future__ import annotations
@@ -120,6 +120,11 @@ class HotKeys:
                 for key, weight in found
             ],
         }
+
+    @property
+    def share(self) -> float | None:
+        """About the hottest key's part of the rows, 0 to 1; None without rows."""
+        return self._top.heaviest / self._top.total if self._top.total else None
 
     def _decay(self, now: float) -> None:
         self._top.decay(0.5 ** ((now - self._decayed_ms) / HALF_LIFE_MS))

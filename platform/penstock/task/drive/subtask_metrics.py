@@ -136,6 +136,9 @@ class SubtaskMetrics:
             values["managedMemoryPeak"] = float(self._memory.peak_bytes)
         if combined := sum(output.records_combined for output in self._outputs):
             values["numRecordsCombined"] = float(combined)
+        hot_keys = links[0].hot_keys  # only the head of a chain has an exchange by key before it
+        if hot_keys is not None and hot_keys.share is not None:
+            values["hottestKeyShare"] = hot_keys.share
         if self._compactor.completed or self._compactor.failures:
             values["numCompactions"] = float(self._compactor.completed)
             values["numFailedCompactions"] = float(self._compactor.failures)

@@ -23,7 +23,12 @@ def test_a_heavy_key_among_very_many_is_found_with_its_share():
     found = hot.hottest()
     assert found["keys"][0]["key"] == {"k": 7}
     assert abs(found["keys"][0]["rows"] / found["rows"] - 0.2) < 0.05
+    assert abs(hot.share - 0.2) < 0.05
     assert len(hot._top.top(10_000)) <= 2 * KEPT_KEYS
+
+
+def test_without_rows_there_is_no_share():
+    assert HotKeys({"key": ["k"]}, ManualClock()).share is None
 
 
 def share(found, key):

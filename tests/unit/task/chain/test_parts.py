@@ -23,7 +23,7 @@ from penstock.task.drive.subtask_metrics import SubtaskMetrics
 
 #: Bytes of a part that goes to the store.
 SMALLEST = PRODUCTION.inline_state_bytes
-LINK = SimpleNamespace(records_in=0, records_out=0, metrics=OperatorMetrics())
+LINK = SimpleNamespace(records_in=0, records_out=0, hot_keys=None, metrics=OperatorMetrics())
 
 
 def test_a_mailbox_is_bounded_ordered_and_deaf_once_closed():

@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { h } from "./dom.js";
 import * as flame from "./flame.js";
-import { behind, bytes, duration, markOf, percent, rate, short } from "./format.js";
+import { behind, bytes, duration, markOf, percent, rate, short, smallPercent } from "./format.js";
 import { layout } from "./layout.js";
 import { chip, loadBar, loadOf, meanLoad, mood, note, spark, sumOf, table } from "./parts.js";
 
@@ -67,6 +67,12 @@ function metricsOf(tasks, vertex) {
   return Array.from({ length: vertex.parallelism }, (_, i) => tasks[`${vertex.id}/${i}`]).filter(Boolean);
 }
 
+// The part of a vertex's rows that have its hottest key; each key belongs to one subtask.
+function hottestOf(metrics) {
+  const rows = sumOf(metrics, "numRecordsIn");
+  return rows ? Math.max(...metrics.map((m) => ((m.hottestKeyShare ?? 0) * m.numRecordsIn) / rows)) : 0;
+}
+
 function lagOf(metrics) {
   if (metrics.some((m) => m.recordsLagUnknown)) return ", lag not known yet";
   return metrics.some((m) => m.recordsLag !== undefined) ? `, ${short(sumOf(metrics, "recordsLag"))} rows of lag` : "";
@@ -80,6 +86,7 @@ function card({ vertex, place, shown, select, culprit, data, health, now }) {
   const kind = loads.length ? mood(load) : "idle";
   const marks = metrics.map(markOf).filter((mark) => mark !== undefined);
   const lag = lagOf(metrics);
+  const hottest = hottestOf(metrics);
   return h("button", {
     type: "button", key: vertex.id, class: `card ${kind}${culprit ? ` culprit ${culprit.level}` : ""}`,
     "aria-pressed": String(vertex.id === shown), onclick: () => select(vertex.id), "data-vertex": vertex.id,
@@ -87,7 +94,7 @@ function card({ vertex, place, shown, select, culprit, data, health, now }) {
   },
   h("span", { class: "name", title: vertex.name }, vertex.name),
   h("span", { class: "row" },
-    h("span", {}, `${vertex.parallelism} subtask${vertex.parallelism === 1 ? "" : "s"}`),
+    h("span", {}, `${vertex.parallelism} subtask${vertex.parallelism === 1 ? "" : "s"}${hottest ? `, hottest key ${smallPercent(hottest)}` : ""}`),
     vertex.status === "RUNNING" ? null : chip(vertex.status),
     culprit ? h("span", { class: `tag ${culprit.level}` }, { slow: "slow", skew: "slow in one", limit: "at its limit", watermark: "stands still" }[culprit.kind] ?? "waiting") : null),
   loads.length ? loadBar(load, false) : h("span", { class: "load" }, "not measured yet"),
@@ -100,7 +107,9 @@ function card({ vertex, place, shown, select, culprit, data, health, now }) {
 
 function details({ job, data, health, ui, update, reload }) {
   const vertex = job.vertices.find((other) => other.id === data.vertex.id) ?? job.vertices[0];
-  const bounded = metricsOf(data.tasks, vertex).some((metrics) => metrics.debloatedBufferSize !== undefined);
+  const all = metricsOf(data.tasks, vertex);
+  const bounded = all.some((metrics) => metrics.debloatedBufferSize !== undefined);
+  const keyed = all.some((metrics) => metrics.hottestKeyShare !== undefined);
   const rows = data.vertex.subtasks.map((subtask) => {
     const metrics = data.tasks[`${data.vertex.id}/${subtask.subtask}`];
     const named = health.findings.some((f) => f.vertex === vertex.id && f.subtask === subtask.subtask);
@@ -112,6 +121,7 @@ function details({ job, data, health, ui, update, reload }) {
       h("td", { class: "end" }, rate(metrics?.numRecordsOutPerSecond ?? 0)),
       h("td", { class: "end" }, short(metrics?.numRecordsIn ?? 0)),
       h("td", { class: "end" }, bytes(metrics?.numBytesIn ?? 0)),
+      keyed ? h("td", { class: "end" }, smallPercent(metrics?.hottestKeyShare ?? 0)) : null,
       bounded ? h("td", { class: "end" }, metrics ? `${bytes(metrics.inputQueueSize ?? 0)}, ${duration(metrics.estimatedTimeToConsumeBuffersMs ?? 0)}` : "-") : null,
       h("td", {}, behind(markOf(metrics), job.now)),
       h("td", {}, subtask["taskmanager-id"] || "-"),
@@ -123,7 +133,7 @@ function details({ job, data, health, ui, update, reload }) {
     h("button", { type: "button", key: "flame-button", class: "flame-button", "aria-expanded": String(ui.flame.open), onclick: () => { ui.flame.open = !ui.flame.open; update(); reload(); } }, "Flame graph"),
     ui.flame.open ? flame.view({ graph: data.calls, parallelism: vertex.parallelism, ui, update, reload }) : null,
     table("Subtasks", [["#", "end"], "State", "Time", ["In", "end"], ["Out", "end"], ["Rows in", "end"], ["Bytes in", "end"],
-      ...(bounded ? [["Queued", "end"]] : []), "Event time", "Task manager", ["Attempt", "end"]], rows));
+      ...(keyed ? [["Hottest key", "end"]] : []), ...(bounded ? [["Queued", "end"]] : []), "Event time", "Task manager", ["Attempt", "end"]], rows));
 }
 
 // The share of its subtasks' time that each operator of a chain takes.
