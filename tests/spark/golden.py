@@ -32,6 +32,7 @@ PARTS = 3
 SECOND, GAP, NEAR, QUIET = 1_000_000, 150_000, 20_000, 100_000
 KINDS = (
     "windows",
+    "spread",
     "stages",
     "sessions",
     "join",
@@ -193,7 +194,7 @@ def _us(value):
 
 
 def _shown(kind, row):
-    if kind == "windows":
+    if kind in ("windows", "spread"):
         return row["user_id"], _us(row["window_start"]), row["n"], row["total"]
     if kind == "stages":
         return row["n"], _us(row["window_start"]), row["windows"], row["amount"]
@@ -322,4 +323,5 @@ def _temporal(golden, rows, cuts):
 _MODELS = {
     "windows": _windows, "stages": _stages, "sessions": _sessions, "join": _join, "process": _process, "dedup": _dedup,
     "union": _union, "quiet": _quiet, "connect": _connect, "window-join": _window_join, "temporal": _temporal,
+    "spread": _windows,
 }  # fmt: skip

@@ -136,6 +136,10 @@ def build(env):
         if KIND == "stages":
             again = out.select("n", "total").key_by("n").window(ps.Tumbling("2s"))
             out = again.aggregate(windows=ps.count(), amount=ps.sum("total")).uid("again")
+    elif KIND == "spread":
+        spread = main.key_by("user_id", spread=16)  # each of the 40 users is hot
+        windowed = spread.window(ps.Tumbling("1s"))
+        out = windowed.aggregate(n=ps.count(), total=ps.sum("amount")).uid("windows")
     elif KIND == "sessions":
         out = main.key_by("user_id").window(ps.Session("150ms")).aggregate(n=ps.count(), total=ps.sum("amount"))
         out = out.uid("sessions")
