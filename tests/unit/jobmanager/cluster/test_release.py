@@ -142,7 +142,8 @@ def test_a_job_that_wants_more_memory_than_the_largest_slot_has_is_refused_with_
     events = []
     managers.attach("job", events.append, "orders")
     managers.request_slots("job", 1, wait=True, managed_bytes=200 << 20)
-    assert events[0].slots[0].taskmanager_id == "large"
+    (granted,) = (event for event in events if isinstance(event, SlotsGranted))
+    assert granted.slots[0].taskmanager_id == "large"
 
 
 def with_a_worker(managers):
