@@ -17,11 +17,14 @@ from penstock.checkpoint.leader_lease import LEASE, LeaderLease
 from penstock.checkpoint.manifest_log import Manifest, decode_manifest
 from penstock.checkpoint.retention import files_of
 from penstock.core.elements import Batch
+from penstock.graph.job_graph import required_slots
+from penstock.jobmanager.deploy.job_status import JobStatus
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
     from penstock.graph.job_graph import JobGraph
+    from penstock.jobmanager.deploy.job_status import StatusMachine
     from penstock.jobmanager.master.job_master import JobMaster
     from penstock.network.input_gate import InputGate
     from penstock.rpc import messages as msg
@@ -153,6 +156,19 @@ class Checks:
             swarm.seen("rows-overtaken", sum(len(part.in_flight) for part in manifest.subtasks))
             self._named |= {(c.marker_group, c.checkpoint_id) for c in manifest.pending}
             self.newest = files_of(manifest)
+
+    # --- the adaptive scheduler ---------------------------------------------------------------------------------------
+
+    def follows_slots(self, before: JobGraph, after: JobGraph, slots: int, status: StatusMachine) -> None:
+        """A job changes its parallelism itself: not up before its pause, and not down as long as it has its slots."""
+        swarm, fail = self._world.swarm, self._world.scheduler.fail
+        needed, wanted = required_slots(before), required_slots(after)
+        ran_ms = self._world.clock.now_ms() - status.entered_ms.get(JobStatus.RUNNING, 0)
+        if wanted < needed <= slots:
+            fail(f"the job goes from {needed} to {wanted} slots, and {slots} are its own or free")
+        if wanted > needed and ran_ms < before.settings.adaptive_scheduler.scaling_interval_ms:
+            fail(f"the job goes from {needed} to {wanted} slots {ran_ms} ms after its start")
+        swarm.seen("slots-followed-down" if wanted < needed else "slots-followed-up")
 
     # --- the broker ---------------------------------------------------------------------------------------------------
 

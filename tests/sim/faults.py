@@ -65,6 +65,8 @@ SEEN = (
     "cancelled",
     "rescaled",
     "rescaled-in-place",
+    "slots-followed-down",
+    "slots-followed-up",
     "from-savepoint",
     "zombie-leader-refused",
     "leader-elected",

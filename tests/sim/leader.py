@@ -265,6 +265,9 @@ class Leader:
     def _record_change(self, command: cmd.RecordChange) -> None:
         """The seal, where there is a new run; then the record of the HA store: later leaders run the job as it says."""
         graph, upgrade = command.graph, command.upgrade
+        if graph is not None and not command.request_id and self.master is not None:
+            slots = self._pool.free + sum(len(offer.held) for offer in self._pool._offers.values())
+            self.world.checks.follows_slots(self.run.graph, graph, slots, self.master.status)
 
         def written() -> None:
             self._require_own_record()

@@ -22,6 +22,7 @@ def world_of(seed: int) -> World:
     plan.draw_barriers(random.Random(f"barriers {seed}"))
     plan.draw_regions(random.Random(f"regions {seed}"))
     plan.draw_checkpoints(random.Random(f"checkpoints {seed}"))
+    plan.draw_scheduler(random.Random(f"scheduler {seed}"))
     return World(seed, plan, Swarm.drawn(random.Random(f"faults {seed}")))
 
 

@@ -8,6 +8,7 @@ from tests.sim.election_mutants import ELECTION
 from tests.sim.mutants import MUTANTS, Mutant
 from tests.sim.region_mutants import REGIONS
 from tests.sim.scheduler import SimulationError
+from tests.sim.scheduling_mutants import SCHEDULING
 from tests.sim.seeds import world_of
 from tests.support.depth import depth
 
@@ -23,7 +24,9 @@ def caught_by(mutant: Mutant) -> tuple[int, str] | None:
     return None
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *ELECTION, *ADOPTION, *REGIONS], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant", [*MUTANTS, *ELECTION, *ADOPTION, *REGIONS, *SCHEDULING], ids=lambda mutant: mutant.name
+)
 def test_a_planted_fault_is_caught(mutant):
     found = caught_by(mutant)
     assert found is not None, f"{mutant.seeds} seeds passed with it"

@@ -57,6 +57,8 @@ LEAST = {
     "cancelled": 15,
     "rescaled": 40,
     "from-savepoint": 5,
+    "slots-followed-down": 6,
+    "slots-followed-up": 2,
     "zombie-leader-refused": 25,
     "leader-elected": 400,
     "leader-superseded": 5,

@@ -12,7 +12,7 @@ import pyarrow as pa
 from tests.sim.connectors import ORDER_SCHEMA, source_spec
 
 import penstock as ps
-from penstock.config.settings import RestartStrategy
+from penstock.config.settings import AdaptiveSchedulerSettings, RestartStrategy
 from penstock.connector.sink import SinkSpec
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import JobGraph
@@ -139,6 +139,17 @@ class Plan:
         if self.settings["max_concurrent_checkpoints"] > 1:
             self.settings["checkpoint_min_pause_ms"] = 0
         self.settings["checkpoint_mode"] = chance.choice(["exactly-once", "at-least-once"])
+
+    def draw_scheduler(self, chance: random.Random) -> None:
+        """Draw whether the job's parallelism follows the slots, and how long it waits before that."""
+        if chance.random() < 0.4:
+            self.settings["adaptive_scheduler"] = AdaptiveSchedulerSettings(
+                enabled=True,
+                min_parallelism=chance.choice([1, 1, 2]),
+                resource_wait_timeout_ms=chance.choice([300, 1000]),
+                resource_stabilization_timeout_ms=chance.choice([0, 20, 60]),
+                scaling_interval_ms=chance.choice([20, 50, 200]),
+            )
 
     @property
     def topics(self) -> dict[str, list[list[Row]]]:

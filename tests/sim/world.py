@@ -173,10 +173,11 @@ class World:
         self.scheduler.at(self.random.uniform(0, 10), "dial", manager.connect, owner=manager.owner)
 
     def kill_taskmanager(self, manager: TaskManager) -> None:
-        """Kill one; another takes its place."""
+        """Kill one; another takes its place, perhaps after a job that follows the slots has started without it."""
         manager.kill()
         self.managers.remove(manager)
-        self.scheduler.at(self.random.uniform(5, 200), "new TaskManager", self.start_taskmanager)
+        longest_ms = 700 if "adaptive_scheduler" in self.plan.settings else 200
+        self.scheduler.at(self.random.uniform(5, longest_ms), "new TaskManager", self.start_taskmanager)
 
     def drain(self) -> None:
         """Drain a TaskManager that the job uses, and end it when nothing uses it any longer."""
