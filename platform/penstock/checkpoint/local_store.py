@@ -7,6 +7,7 @@ releases when the process dies. Names of temporary files and locks begin with a 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import itertools
@@ -15,11 +16,22 @@ import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.core.errors import StorageError, UsageError
+from penstock.core.errors import Cause, StorageError, UsageError
 from penstock.core.rand import SystemRand
 
 _UNUSABLE = "check that the folder exists, is writable and has space"
 _FILE_IN_THE_WAY = "a file is where a folder should be: move it away"
+_NO_PERMISSION = "give this user access, or name another folder"
+#: Reasons that another attempt meets again. A full disk is none.
+_HINTS = {
+    errno.EACCES: _NO_PERMISSION,
+    errno.EPERM: _NO_PERMISSION,
+    errno.EROFS: "name a folder of a file system that is mounted writable",
+    errno.ENOTDIR: _FILE_IN_THE_WAY,
+    errno.EEXIST: _FILE_IN_THE_WAY,
+    errno.EISDIR: "a folder is where a file should be: move it away",
+    errno.ENAMETOOLONG: "use a shorter path",
+}
 _counter = itertools.count()
 #: Part of the names of temporary files: processes of other machines and containers have the same pids.
 _WRITER = SystemRand().token(16)
@@ -145,8 +157,10 @@ class LocalStore:
             if isinstance(error, FileNotFoundError) and verb != "write":
                 raise
             msg = f"cannot {verb} {self.uri}/{key}: {error.strerror or error}"
-            in_the_way = isinstance(error, NotADirectoryError)
-            raise StorageError(msg, hint=_FILE_IN_THE_WAY if in_the_way else _UNUSABLE) from error
+            code = error.errno or 0
+            raise StorageError(
+                msg, hint=_HINTS.get(code, _UNUSABLE), cause=Cause.of(permanent=code in _HINTS)
+            ) from error
 
 
 def _raise_unless_missing(error: OSError) -> None:

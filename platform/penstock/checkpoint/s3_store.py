@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from penstock.core.errors import StorageError, UsageError, extra_hint
+from penstock.core.errors import Cause, StorageError, UsageError, extra_hint
 
 _T = TypeVar("_T")
 _CONNECT_S = 3.0
@@ -32,6 +32,7 @@ _URL_LIFETIME = dt.timedelta(minutes=10)
 _MISSING = frozenset({"NoSuchKey", "NoSuchObject"})
 #: Our code for a name or an endpoint that the client refuses.
 _INVALID = "Invalid"
+#: Reasons that another attempt meets again.
 _HINTS = {
     _INVALID: "write s3://bucket/prefix with the bucket's full name, and PENSTOCK_S3_ENDPOINT as http://host:port",
     "NoSuchBucket": "create the bucket first",
@@ -223,7 +224,8 @@ class S3Store:
 
     def _error(self, verb: str, key: str, code: str, reason: str) -> StorageError:
         hint = _HINTS.get(code, "check PENSTOCK_S3_ENDPOINT and that the server runs")
-        return StorageError(f"cannot {verb} {f'{self._uri}/{key}'.rstrip('/')} at {s3_endpoint()}: {reason}", hint=hint)
+        msg = f"cannot {verb} {f'{self._uri}/{key}'.rstrip('/')} at {s3_endpoint()}: {reason}"
+        return StorageError(msg, hint=hint, cause=Cause.of(permanent=code in _HINTS))
 
     @contextlib.contextmanager
     def _guard(self, verb: str, key: str) -> Iterator[None]:

@@ -57,7 +57,7 @@ def naming_root(checkpoint_root: str) -> Iterator[None]:
         yield
     except StorageError as error:
         msg = f"checkpoint_root={checkpoint_root!r}: {error.message}"
-        raise type(error)(msg, hint=f"{error.hint}, or set another checkpoint_root") from error
+        raise type(error)(msg, hint=f"{error.hint}, or set another checkpoint_root", cause=error.cause) from error
 
 
 def place_of(uri: str) -> str:

@@ -170,7 +170,11 @@ class UndecidedOutputError(ConnectorError):
 
 
 class StorageError(PenstockError):
-    """The checkpoint store cannot be written or read."""
+    """The checkpoint store cannot be written or read.
+
+    A store that refuses sets the cause PERMANENT, which ends a command. A running job counts it as transient: its
+    operator can grant the access while it restarts.
+    """
 
 
 class SnapshotDamagedError(StorageError):

@@ -8,7 +8,7 @@ from tests.support.proxy import Proxy
 from tests.unit.checkpoint import test_stores
 
 from penstock.checkpoint.s3_store import S3Store
-from penstock.core.errors import StorageError
+from penstock.core.errors import Cause, StorageError
 
 
 def test_an_unreachable_s3_is_one_clear_error_with_the_way_out(monkeypatch):
@@ -29,6 +29,7 @@ def test_the_reason_is_told_in_few_words(monkeypatch, endpoint, reason):
     with pytest.raises(StorageError, match=reason) as raised:
         S3Store("s3://bucket", retries=1).put_if_absent("x", b"")
     assert len(str(raised.value)) < 160
+    assert raised.value.cause is Cause.TRANSIENT
 
 
 def test_a_server_that_accepts_connections_but_does_not_answer_is_told_soon(monkeypatch):
@@ -86,8 +87,9 @@ def test_the_same_on_a_real_minio(minio_server, bucket, monkeypatch):
     with pytest.raises(FileNotFoundError):
         store.read("nothing/here")
     assert not store.put_if_match("nothing/here", b"x", "etag")
-    with pytest.raises(StorageError, match="create the bucket first"):
+    with pytest.raises(StorageError, match="create the bucket first") as refused:
         S3Store("s3://no-such-bucket-here").put_if_absent("x", b"")
+    assert refused.value.cause is Cause.PERMANENT
     monkeypatch.setenv("PENSTOCK_S3_SECRET_KEY", "wrong-secret")
     with pytest.raises(StorageError, match="PENSTOCK_S3_SECRET_KEY"):
         store.list("")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+from pathlib import Path
 
 import pytest
 
 from penstock.checkpoint.local_store import LocalStore
 from penstock.checkpoint.stores import checksum_of, join_uri, open_job_store, open_store, read_file, same_store
-from penstock.core.errors import SnapshotDamagedError, StorageError, UsageError
+from penstock.core.errors import Cause, SnapshotDamagedError, StorageError, UsageError
 from penstock.core.snapshot import FileRef
 
 
@@ -97,8 +100,34 @@ def test_compare_and_set_loses_no_update(store):
 
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(StorageError, match=r"cannot write .*file/x"):
-        LocalStore(str(tmp_path / "file")).put("x", b"")
+    for folder in ("file", "file/below"):
+        with pytest.raises(StorageError, match=r"cannot write .*file/.*x: .* \(a file is where a folder") as refused:
+            LocalStore(str(tmp_path / folder)).put("x", b"")
+        assert refused.value.cause is Cause.PERMANENT
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StorageError, match=r"a folder is where a file should be") as refused:
+        LocalStore(str(tmp_path)).put("folder", b"")
+    assert refused.value.cause is Cause.PERMANENT
+
+
+@pytest.mark.parametrize(
+    ("code", "way", "cause"),
+    [
+        (errno.EACCES, "give this user access", Cause.PERMANENT),
+        (errno.EPERM, "give this user access", Cause.PERMANENT),
+        (errno.EROFS, "mounted writable", Cause.PERMANENT),
+        (errno.ENOSPC, "has space", Cause.TRANSIENT),
+        (errno.EIO, "has space", Cause.TRANSIENT),
+    ],
+)
+def test_a_refusal_is_permanent_and_a_full_disk_is_not(tmp_path, monkeypatch, code, way, cause):
+    def refused(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with pytest.raises(StorageError, match=f"{os.strerror(code)} .*{way}") as caught:
+        LocalStore(str(tmp_path / "new")).put("x", b"")
+    assert caught.value.cause is cause
 
 
 def test_keys_cannot_leave_the_folder(tmp_path):

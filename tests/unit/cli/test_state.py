@@ -151,6 +151,10 @@ def test_repartition(root, penstock, tmp_path):
     assert penstock("fsck", target, "--json")["ok"] is True
     assert "already holds a savepoint" in penstock("repartition", root / "words", target, code=2)
     assert "savepoint written" in penstock("repartition", root / "words", tmp_path / "again")
+    (tmp_path / "file").touch()
+    refused = penstock("repartition", root / "words", tmp_path / "file", code=3)
+    assert "/file" in refused
+    assert "a file is where a folder should be" in refused
 
 
 def test_rekey(root, penstock, tmp_path):

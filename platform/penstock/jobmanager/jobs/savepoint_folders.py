@@ -16,7 +16,7 @@ from penstock.checkpoint.manifest_log import CLAIM, SAVEPOINT_MANIFEST, Manifest
 from penstock.checkpoint.recovery import FROM, present_manifests
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri, open_store, require_answer
-from penstock.core.errors import NotFoundError, PenstockError, SavepointInUseError, UnreachableError, UsageError
+from penstock.core.errors import Cause, NotFoundError, PenstockError, SavepointInUseError, UnreachableError, UsageError
 from penstock.core.rand import Rand
 from penstock.core.snapshot import FileRef
 from penstock.core.structs import prepare
@@ -49,7 +49,7 @@ async def savepoint_target(
     folder is not tested: if it does not answer now, the savepoint waits for it as the checkpoints do.
 
     Raises:
-        UsageError: the target is not writable. UnreachableError: it does not answer within `limit_s`, or all
+        UsageError: the target refuses. UnreachableError: it fails otherwise, does not answer within `limit_s`, or all
             `threads` are blocked by earlier tests.
     """
     base = target or join_uri(job.graph.settings.checkpoint_root, job.graph.name, "savepoints")
@@ -63,6 +63,9 @@ async def savepoint_target(
             raise UnreachableError(msg, hint=_TARGET_HINT) from error
         except (PenstockError, OSError) as error:
             reason = error.message if isinstance(error, PenstockError) else (error.strerror or str(error))
+            if isinstance(error, PenstockError) and error.cause is Cause.TRANSIENT:
+                msg = f"the savepoint's target {base} cannot be written at present: {reason}"
+                raise UnreachableError(msg, hint=_TARGET_HINT) from error
             raise UsageError(f"the savepoint's target {base} is not writable: {reason}", hint=_TARGET_HINT) from error
     return join_uri(base, name)
 

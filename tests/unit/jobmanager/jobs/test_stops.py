@@ -9,8 +9,9 @@ import pytest
 
 from penstock.checkpoint.ha_records import JobRecord
 from penstock.checkpoint.manifest_log import decode_manifest
-from penstock.core.errors import StorageError, UsageError
+from penstock.core.errors import StorageError, UnreachableError, UsageError
 from penstock.jobmanager.deploy.job_status import JobStatus
+from penstock.jobmanager.jobs import savepoint_folders
 from penstock.jobmanager.jobs.known_jobs import KnownJob
 from penstock.jobmanager.jobs.savepoint_folders import savepoint_target
 from penstock.jobmanager.messages import commands as cmd
@@ -82,6 +83,18 @@ def test_a_stop_whose_barrier_never_completed_restarts_the_job_and_refuses_the_r
     world.pass_time(500)
     assert world.operations["req"].error
     assert world.master.status.state is JobStatus.RUNNING
+
+
+async def test_a_target_that_fails_at_present_may_be_asked_for_again(world_of, graph_of, monkeypatch):
+    record = JobRecord(job_id="a" * 32, name="job", run_id="r", token="", submitted_ms=0, graph=b"")
+    job = KnownJob(record, graph_of(), SimpleNamespace(master=world_of().start().master))
+
+    def full(*_):
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(savepoint_folders, "_write", full)
+    with pytest.raises(UnreachableError, match="cannot be written at present: the disk is full"):
+        await savepoint_target(job, "/full", "req", probe=True)
 
 
 def test_a_stop_whose_manifest_is_of_unknown_fate_is_answered_by_what_the_log_says(world_of, store):
