@@ -216,7 +216,7 @@ def _environment(venv: Path, lock: Path, stamp: Path, steps: Sequence[tuple[str,
             run(f"adding pip to {venv.name}", [str(inside), "-m", "ensurepip"])
         _install_with([str(inside), "-m", "pip", "install", "--quiet"], lock)
     elif Path(uv).is_relative_to(_cache()):  # each build of pyspark leaves 2 GB that nothing uses again
-        run("removing unused packages from the cache", [uv, "cache", "prune", "--quiet"])
+        run("removing what `uv` no longer needs from its own cache", [uv, "cache", "prune", "--quiet"])
     for title, program in steps:
         run(title, [str(inside), "-c", program])
     stamp.write_text(wanted)

@@ -17,7 +17,7 @@ from penstock.client.handle import TERMINAL, JobHandle
 from penstock.client.rest_client import RestClient
 from penstock.config.config_file import configuration, home
 from penstock.config.security import FOLDER_VARIABLE
-from penstock.core.errors import UsageError
+from penstock.core.errors import NotFoundError, UsageError
 
 ClusterOption = Annotated[
     str | None,
@@ -98,7 +98,7 @@ def find_job(client: RestClient, job: str) -> dict[str, Any]:
     """Return the overview of a job by id, unique id prefix, or name (the newest one).
 
     Raises:
-        UsageError: no job matches, or several do.
+        NotFoundError: no job matches. UsageError: several do.
     """
     jobs = client.jobs()
     named = [j for j in jobs if j["name"] == job]
@@ -107,8 +107,10 @@ def find_job(client: RestClient, job: str) -> dict[str, Any]:
     found = [j for j in jobs if j["jid"].startswith(job)]
     if len(found) == 1:
         return found[0]
-    msg = f"no job {job!r}" if not found else f"{len(found)} jobs have the id prefix {job!r}"
-    raise UsageError(msg, hint="`penstock list` shows ids and names")
+    hint = "`penstock list` shows ids and names"
+    if not found:
+        raise NotFoundError(f"no job {job!r}", hint=hint)
+    raise UsageError(f"{len(found)} jobs have the id prefix {job!r}", hint=hint)
 
 
 def job_to_change(client: RestClient, job: str, cluster: str | None, token: str = "") -> JobHandle:
@@ -117,7 +119,7 @@ def job_to_change(client: RestClient, job: str, cluster: str | None, token: str 
     With a token the job may have ended: the answer to an earlier call is returned again.
 
     Raises:
-        UsageError: no job matches, several do, or the job has ended.
+        NotFoundError: no job matches. UsageError: several do, or the job has ended.
     """
     found = find_job(client, job)
     if found["state"] in TERMINAL and not token:

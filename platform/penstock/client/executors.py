@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.client import kernels
 from penstock.client.failures import FailureWatch, did_not_end, implausible_times, resume_point
 from penstock.client.handle import TERMINAL, JobHandle, absolute_uri
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
@@ -160,8 +161,11 @@ class EmbeddedExecutor:
     _launched: LocalCluster | None = None
 
     def launch(self) -> None:
-        """Start the cluster's processes early, while the job file is imported."""
-        if self.taskmanagers == 1 and self._launched is None:
+        """Start the cluster's processes early, while the job file is imported.
+
+        Kernels that have to be compiled come after the job file: its mistakes show at once.
+        """
+        if self.taskmanagers == 1 and self._launched is None and kernels.are_compiled():
             cluster = self._cluster(1, None)
             self._step("starting a JobManager and a TaskManager")
             cluster.launch()

@@ -43,6 +43,13 @@ def has_lab() -> bool:
     return importlib.util.find_spec("penstock_lab") is not None
 
 
+def are_compiled() -> bool:
+    """Return whether a job can start without compiling kernels first."""
+    from penstock.kernels.compiler.build import unbundled
+
+    return not unbundled(kernel_modules())
+
+
 def compile_kernels(on_compiled: OnCompiled | None = None, *, benchmarks: bool = False) -> int:
     """Compile the missing kernels; return the number of modules. `on_compiled` is called for each.
 

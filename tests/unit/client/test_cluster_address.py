@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.client.cluster_address import ClusterAddress
-from penstock.core.errors import NotFoundError, UsageError
+from penstock.core.errors import NoJobManagerError, UsageError
 
 
 def test_urls_are_tried_in_order_and_the_one_that_answered_first():
@@ -34,7 +34,7 @@ def test_a_folder_is_an_ha_root_but_a_url_never(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert ClusterAddress("root", has_token=False).fails_over
     assert ClusterAddress("http://a:1", has_token=False).urls() == ["http://a:1"]
-    with pytest.raises(NotFoundError, match="no JobManager leads"):
+    with pytest.raises(NoJobManagerError, match="no JobManager leads"):
         ClusterAddress(f"file://{tmp_path}/empty", has_token=False).urls()
 
 
