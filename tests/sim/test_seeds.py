@@ -26,7 +26,7 @@ LEAST = {
     "pause-leader-at-manifest": 8,
     "kill-before-init": 15,
     "kill-before-commit": 15,
-    "kill-after-commit": 15,
+    "kill-after-commit": 13,
     "kill-fence": 20,
     "zombie-in-publish": 8,
     "publish-delayed": 40,

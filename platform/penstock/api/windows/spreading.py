@@ -21,7 +21,6 @@ from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
 from penstock.operators.aggregates.aggregate_schema import parse
-from penstock.operators.windows.window_stages import MERGED, PARTIAL, partial_schema
 
 if TYPE_CHECKING:
     from penstock.api.building.flow import KeyedInputStream
@@ -60,6 +59,8 @@ def spread_aggregate(rows: WindowedRows, wanted: list[Aggregate], where: str) ->
     Raises:
         GraphError: a window, an option or an aggregate that is not supported; or as `window_aggregate`.
     """
+    from penstock.operators.windows.window_stages import MERGED, PARTIAL, partial_schema  # imports the kernels
+
     _require_mergeable(rows, wanted, where)
     whole = window_aggregate(rows, wanted, where)
     assert whole.edge is not None  # noqa: S101 - only late rows need all columns, and they were refused
