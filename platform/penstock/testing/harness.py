@@ -383,7 +383,7 @@ class JobHarness:
                 hint="read the results with rows(); to push rows to a source such as FileSource, let the job read it",
             )
         if source not in self._inputs:
-            raise self._unknown("source", source, self._inputs)
+            raise self._unknown("source", source, [*self._inputs, *sorted(self._collections)])
         return self._inputs[source]
 
     def _output(self, sink: str) -> tuple[str, CollectedRows]:

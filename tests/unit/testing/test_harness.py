@@ -230,6 +230,8 @@ def test_rows_of_a_collection_are_read_at_once():
     env.from_collection(pl.DataFrame({"n": [1, 2, 3]})).map(lambda row: row).sink_to(FileSink("/nowhere"), uid="out")
     with JobHarness(env) as job:
         assert job.rows() == [{"n": 1}, {"n": 2}, {"n": 3}]
+        with pytest.raises(ps.UsageError, match="there are: "):
+            job.push("orders", [])
 
 
 @pytest.mark.parametrize(

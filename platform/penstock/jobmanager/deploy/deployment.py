@@ -104,7 +104,7 @@ class Recovered:
             what += ", older than output that may have been published (--accept-duplicates)"
         what += f"; pending output: {pending_text(self.plan.pending)}"
         runs = counted(len(self.fence), "earlier run")
-        return f"{what}; the output of {runs} that no checkpoint completed is discarded" if self.fence else what
+        return f"{what}; uncommitted output of {runs} is discarded, and its rows are read again" if self.fence else what
 
     @property
     def start_timeout_ms(self) -> int:

@@ -98,5 +98,5 @@ def test_a_changed_job_starts_over_first_if_it_is_bounded_or_local(root, bounded
 def test_a_recovery_tells_how_many_runs_lose_output():
     plan = RecoveryPlan(None, None, (), (("job", "r0"), ("job", "r1")), 1, ())
     assert Recovered(plan, None, plan.fence).text.endswith(
-        "; the output of 2 earlier runs that no checkpoint completed is discarded"
+        "; uncommitted output of 2 earlier runs is discarded, and its rows are read again"
     )
