@@ -84,3 +84,23 @@ def test_dead_letters_wait_for_their_broker(stage, kafka):
         values = [message.value() for message in read_messages(stage.bootstrap, aside)]
     assert len(values) == BAD
     assert set(values) == {b"{%d" % number for number in range(BAD)}
+
+
+@pytest.mark.nightly
+def test_a_job_whose_source_waits_for_its_broker_is_cancelled_at_once(stage, kafka):
+    """The broker answers again only after the job is canceled and its workers are gone."""
+    with Scene(stage, Orders(52, 4_000)) as scene:
+        scene.job.stops[scene.source, 0] += BAD  # it does not finish by itself
+        scene.begin()
+        scene.wait_rows()
+        assert scene.look_at_workers()
+        with frozen(kafka):
+            away = lambda: scene.summary()["sources-unreachable"]
+            scene.wait(away, lambda: f"a source that waits: {away()}")
+            earlier = scene.summary()["restarts"]  # a busy machine may lose a TaskManager at the start
+            scene.cancel()
+            scene.wait(lambda: not scene.look_at_workers(), lambda: f"the end of {scene.look_at_workers()}")
+            assert scene.summary()["restarts"] == earlier
+            told = [entry["text"] for entry in scene.story() if entry["kind"] == "cancel"]
+            assert told == ["requested by a user"], told
+        scene.feed.join()
