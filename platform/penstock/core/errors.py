@@ -148,6 +148,10 @@ class NoJobManagerError(PenstockError):
     """No JobManager answers or leads at the moment; the same request may succeed later."""
 
 
+class NotStartedError(PenstockError):
+    """The job has not started, so that it takes no request yet; the same request may succeed later."""
+
+
 class UnreachableError(ConnectorError):
     """An outside system does not answer; the same request may succeed later."""
 

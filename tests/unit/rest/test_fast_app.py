@@ -9,7 +9,14 @@ import pytest
 
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
-from penstock.core.errors import ConnectorError, JobIdentityError, NotFoundError, StorageError, UnreachableError
+from penstock.core.errors import (
+    ConnectorError,
+    JobIdentityError,
+    NotFoundError,
+    NotStartedError,
+    StorageError,
+    UnreachableError,
+)
 from penstock.jobmanager.messages.views import (
     CheckpointsView,
     ExceptionView,
@@ -183,6 +190,8 @@ async def test_a_method_that_a_path_does_not_have_is_named_with_those_it_has(pat
     assert answer["errors"] == [f"'{path}' does not take DELETE (it takes GET; /openapi.json and /docs list all paths)"]
 
 
-@pytest.mark.parametrize(("kind", "status"), [(ConnectorError, 400), (UnreachableError, 502), (StorageError, 500)])
+@pytest.mark.parametrize(
+    ("kind", "status"), [(ConnectorError, 400), (UnreachableError, 502), (NotStartedError, 503), (StorageError, 500)]
+)
 def test_only_what_the_user_must_correct_is_a_bad_request(kind, status):
     assert status_of(kind("no")) == status

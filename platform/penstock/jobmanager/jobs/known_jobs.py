@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.checkpoint.ha_records import DamagedRecord, JobRecord, UpgradeRefusal
 from penstock.config.settings import JobSettings
-from penstock.core.errors import JobIdentityError, NotFoundError, PenstockError, UsageError
+from penstock.core.errors import JobIdentityError, NotFoundError, NotStartedError, UsageError
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.jobs.job_archive import JobArchive
@@ -54,7 +54,7 @@ class KnownJob:
 
         Raises:
             UsageError: the job has ended or is suspended.
-            PenstockError: its recovery has not begun; the same request may succeed later.
+            NotStartedError: its recovery has not begun; the same request may succeed later.
         """
         named = f"job {self.record.name!r}"
         if self.suspended:
@@ -64,7 +64,7 @@ class KnownJob:
             raise UsageError(msg, hint="only a running job takes requests")
         if self.driver is None:
             msg = f"{named} ({self.record.job_id}) has not started yet"
-            raise PenstockError(msg, hint="repeat the request in a moment")
+            raise NotStartedError(msg, hint="repeat the request in a moment")
         self.driver.post(event)
 
 

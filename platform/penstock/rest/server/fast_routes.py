@@ -13,6 +13,7 @@ from penstock.core.errors import (
     ConnectorError,
     JobIdentityError,
     NotFoundError,
+    NotStartedError,
     PenstockError,
     StateMismatchError,
     UnansweredError,
@@ -107,6 +108,8 @@ def status_of(error: PenstockError) -> int:
         return 409
     if isinstance(error, UnreachableError):
         return 502
+    if isinstance(error, NotStartedError):
+        return 503
     if isinstance(error, (UsageError, ConnectorError, StateMismatchError)):
         return 400
     return 504 if isinstance(error, UnansweredError) else 500

@@ -362,6 +362,15 @@ def test_cancel_does_not_wait_for_ever(world_of):
     assert world.terminal.state == "CANCELED"
 
 
+def test_cancel_ends_a_job_that_restarts(world_of):
+    world = world_of().start()
+    fail(world, "OSError: no answer")
+    assert world.master.status.state is JobStatus.RESTARTING
+    world.post(ev.CancelRequested())
+    assert world.terminal.state == "CANCELED"
+    assert world.pass_time(60_000).master.status.state is JobStatus.CANCELED
+
+
 @pytest.mark.parametrize("error", ["BadRecordError: row 7", "penstock.core.errors.LostTransactionError: gone"])
 def test_errors_that_come_back_end_the_job(world_of, error):
     world = world_of().start()
