@@ -106,7 +106,7 @@ def execute_file(job: Path) -> None:
         if isinstance(error, SyntaxError):  # its text would name the place again
             msg = f"{_place(error, job)}: {type(error).__name__}: {error.msg}"
             line = (error.text or "").strip()
-            raise UsageError(msg, hint=f"correct the line: {line}" if line else "pass a Python file") from error
+            raise UsageError(msg, hint=f"correct `{line}`" if line else "pass a Python file") from error
         # libraries explain their errors in further paragraphs
         text = " ".join(str(error).partition("\n\n")[0].split())
         msg = f"{_place(error, job)}: {type(error).__name__}: {text}"
@@ -115,6 +115,8 @@ def execute_file(job: Path) -> None:
 
 def _hint_of(error: Exception) -> str:
     """Return a hint for an error of the job file's own code; empty if there is none."""
+    if isinstance(error, NameError):
+        return f"define it before this line; the name of a column is a text: {error.name!r}"
     if isinstance(error, ModuleNotFoundError):
         return f"a package: install it in this Python, {sys.executable}; a module of yours: put it beside the job file"
     return misuse_hint(error)

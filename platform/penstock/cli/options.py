@@ -17,7 +17,7 @@ from penstock.client.handle import TERMINAL, JobHandle
 from penstock.client.rest_client import RestClient
 from penstock.config.config_file import configuration, home
 from penstock.config.security import FOLDER_VARIABLE
-from penstock.core.errors import NotFoundError, UsageError
+from penstock.core.errors import NotFoundError, UsageError, nearest
 
 ClusterOption = Annotated[
     str | None,
@@ -109,6 +109,8 @@ def find_job(client: RestClient, job: str) -> dict[str, Any]:
         return found[0]
     hint = "`penstock list` shows ids and names"
     if not found:
+        close = nearest(job, {j["name"] for j in jobs})
+        hint = f"did you mean {close!r}? {hint}" if close else hint
         raise NotFoundError(f"no job {job!r}", hint=hint)
     raise UsageError(f"{len(found)} jobs have the id prefix {job!r}", hint=hint)
 

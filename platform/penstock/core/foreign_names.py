@@ -29,6 +29,14 @@ _FILES = "from penstock_connectors.files import "
 
 #: What a user tried -> what to write.
 _WAYS = {
+    # aggregates and options as methods of the wrong object
+    "sum": ".aggregate(total=ps.sum('column'))",
+    "count": ".aggregate(n=ps.count())",
+    "min": ".aggregate(lowest=ps.min('column'))",
+    "max": ".aggregate(highest=ps.max('column'))",
+    "mean": ".aggregate(mean=ps.mean('column'))",
+    "allowed_lateness": ".window(...).allowed_lateness('5s')",
+    "late_to": ".window(...).late_to('tag')",
     # windows
     "Hopping": _SLIDING,
     "Hop": _SLIDING,

@@ -297,5 +297,8 @@ async def _write(queue: SendQueue, call: Any) -> None:
 
 def _reason_of(error: BaseException) -> str:
     details = getattr(error, "details", None)
-    text = details() if callable(details) else None
-    return str(text or error)
+    text = str((details() if callable(details) else None) or error)
+    if "failed to connect" in text:  # gRPC lists each try
+        cause = text.rpartition(": ")[2]
+        return f"{cause} (start `penstock jobmanager`, or check the port: it is not the one of the REST API)"
+    return text

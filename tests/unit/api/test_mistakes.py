@@ -606,7 +606,27 @@ MISTAKES = {
         r"a\.key_by\('k'\)\.interval_join\(b\.key_by",
     ),
     # Python
-    "a syntax error": ("env.execute(", r"SyntaxError: '\(' was never closed \(", r"correct the line: env\.execute\("),
+    "a syntax error": ("env.execute(", r"SyntaxError: '\(' was never closed \(", r"correct `env\.execute\(`"),
+    "a column's name without quotes": (
+        "windows.aggregate(total=ps.sum(amount))",
+        "NameError: name 'amount' is not defined",
+        "the name of a column is a text: 'amount'",
+    ),
+    "an aggregate as a method": (
+        'windows.sum("amount")',
+        "has no attribute 'sum'",
+        r"use \.aggregate\(total=ps\.sum\('column'\)\)",
+    ),
+    "lateness of a window's kind": (
+        'keyed.window(ps.Tumbling("10s").allowed_lateness("5s"))',
+        "has no attribute 'allowed_lateness'",
+        r"use \.window\(\.\.\.\)\.allowed_lateness\('5s'\)",
+    ),
+    "spread keys with a late output": (
+        'timed.key_by("merchant", spread=4).window(ps.Tumbling("1m")).late_to("late").aggregate(n=ps.count())',
+        r"key_by\(spread=4\) does not support side outputs of late rows",
+        "leave it out, or spread= of key_by",
+    ),
     "an argument of a class misspelt": (
         'FileSource("in", schema=Payment, format="jsonl", on_bad_records="skip")',
         r"FileSource.__init__\(\) got an unexpected keyword argument 'on_bad_records'",

@@ -116,4 +116,4 @@ def _require_mergeable(rows: WindowedRows, wanted: list[Aggregate], where: str) 
             reason = reason or f"{value.fn}({value.column!r}): it needs all values in one place"
     if reason:
         msg = f"{where}: key_by(spread={rows.stream.flow.spread}) does not support {reason}"
-        raise GraphError(msg, hint="leave spread= out of key_by")
+        raise GraphError(msg, hint="leave it out, or spread= of key_by")
