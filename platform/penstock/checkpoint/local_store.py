@@ -26,6 +26,7 @@ _NO_PERMISSION = "give this user access, or name another folder"
 _HINTS = {
     errno.EACCES: _NO_PERMISSION,
     errno.EPERM: _NO_PERMISSION,
+    errno.ENOENT: "name a folder in which this user can make others",
     errno.EROFS: "name a folder of a file system that is mounted writable",
     errno.ENOTDIR: _FILE_IN_THE_WAY,
     errno.EEXIST: _FILE_IN_THE_WAY,

@@ -114,6 +114,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
     ("code", "way", "cause"),
     [
         (errno.EACCES, "give this user access", Cause.PERMANENT),
+        (errno.ENOENT, "in which this user can make", Cause.PERMANENT),
         (errno.EPERM, "give this user access", Cause.PERMANENT),
         (errno.EROFS, "mounted writable", Cause.PERMANENT),
         (errno.ENOSPC, "has space", Cause.TRANSIENT),
