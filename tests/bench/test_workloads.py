@@ -188,5 +188,5 @@ def test_a_job_that_fails_again_and_again_ends_the_bench_with_its_error():
     command += ["--set", "managed_memory_bytes=1000000"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 1, done.stderr
-    assert "managed_memory_bytes allows 1,000,000" in done.stderr
+    assert "managed_memory allows 1,000,000" in done.stderr
     assert done.stdout == "", "no figure is given"

@@ -265,7 +265,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     close = nearest(name, names)
     if close and len(names) > _MOST_NAMES:
         return f"did you mean {close!r}?"
-    listed = f"there are: {', '.join(names)}" if names else "there are none"
+    shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+    listed = f"there are: {shown}" if names else "there are none"
     return f"did you mean {close!r}? {listed}" if close else listed
 
 

@@ -96,7 +96,7 @@ def test_ten_times_what_fits_is_found_and_restored_within_the_managed_memory(tmp
 
 def test_without_files_the_limit_is_an_error_that_says_so(tmp_path):
     store, rows, table, budget = opened(tmp_path, "hashmap")
-    with pytest.raises(PenstockError, match="managed_memory_bytes allows") as caught:
+    with pytest.raises(PenstockError, match="managed_memory allows") as caught:
         fill(rows, table, budget)
     assert "the rows of a join, can exceed memory" in caught.value.hint
     store.close()

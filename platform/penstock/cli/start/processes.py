@@ -32,7 +32,7 @@ def compile_all(*, json: JsonOption = False) -> None:
     Otherwise the first job of an installation does it. The result is stored in the package's folder, or in
     ~/.cache/penstock if that folder is not writable.
     """
-    compiled, modules = compile_kernels(benchmarks=True), len(kernel_modules(benchmarks=True))
+    compiled, modules = compile_kernels(), len(kernel_modules())
     if json:
         print_json({"modules": modules, "compiled": compiled})
     elif not compiled:

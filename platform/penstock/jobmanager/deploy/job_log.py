@@ -93,11 +93,11 @@ def _require_unchanged(graph: JobGraph, restored: Manifest, run_id: str) -> None
         folder = f"{graph.settings.checkpoint_root.rstrip('/')}/{graph.name}"
         make = f"`penstock state repartition {folder} NEW` makes one of the checkpoint: add --from NEW"
         if uri := restored.savepoint_uri:
-            hint = f"it was stopped with one: add --from {uri}; or start over with --fresh"
+            hint = f"it was stopped with one: add --from {uri}; or start over with `penstock run --fresh`"
         elif "://" in folder and unbounded_sources(graph):
-            hint = f"{make}; or start over with --fresh"
+            hint = f"{make}; or start over with `penstock run --fresh`"
         else:  # its input can be read again, or the job runs on the user's machine
-            hint = f"start over with --fresh; or, to keep the state, {make}"
+            hint = f"start over with `penstock run --fresh`; or, to keep the state, {make}"
         raise StateMismatchError(msg, hint=hint)
     if restored.run_id != run_id:
         require_same_places(graph, restored.subtasks)

@@ -69,8 +69,8 @@ class MemoryBudget:
 
     def error(self, what: str, hint: str) -> StateTooLargeError:
         """Return the error that `what` does not fit."""
-        msg = f"{what} needs {self.used_bytes:,} bytes, managed_memory_bytes allows {self.limit_bytes:,}"
-        return StateTooLargeError(msg, hint=f"raise managed_memory_bytes or the parallelism{hint}")
+        msg = f"{what} needs {self.used_bytes:,} bytes, managed_memory allows {self.limit_bytes:,}"
+        return StateTooLargeError(msg, hint=f"raise managed_memory or the parallelism{hint}")
 
     def should_shrink(self, holder: str) -> bool:
         """Return whether the limit is exceeded and `holder` has at least its fair share."""

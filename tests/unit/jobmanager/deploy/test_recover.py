@@ -82,8 +82,16 @@ def test_unpublished_output_is_never_left_behind():
     ("root", "bounded", "first"),
     [
         ("s3://bucket", False, "`penstock state repartition s3://bucket/"),
-        ("s3://bucket", True, "start over with --fresh; or, to keep the state, `penstock state repartition s3://"),
-        ("/checkpoints", False, "start over with --fresh; or, to keep the state, `penstock state repartition /check"),
+        (
+            "s3://bucket",
+            True,
+            "start over with `penstock run --fresh`; or, to keep the state, `penstock state repartition s3://",
+        ),
+        (
+            "/checkpoints",
+            False,
+            "start over with `penstock run --fresh`; or, to keep the state, `penstock state repartition /check",
+        ),
     ],
 )
 def test_a_changed_job_starts_over_first_if_it_is_bounded_or_local(root, bounded, first):

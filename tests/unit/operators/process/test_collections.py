@@ -260,7 +260,7 @@ def test_state_that_outgrows_the_managed_memory_fails_and_says_so(world, monkeyp
     for turn in range(200):
         op.rows(*((0, 100 * turn + n, 1) for n in range(100)))
         op.snapshot(turn)
-    with pytest.raises(PenstockError, match=r"needs 1,\d+,\d+ bytes.*managed_memory_bytes allows.*can exceed memory"):
+    with pytest.raises(PenstockError, match=r"needs 1,\d+,\d+ bytes.*managed_memory allows.*can exceed memory"):
         fill(op)
 
 
