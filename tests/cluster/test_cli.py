@@ -91,7 +91,7 @@ def test_every_command_once(stage, console, work):
     wait_until(lambda: console("explain", job_id, "--json").value["cpu-ms"] > 0, "a time budget")
     assert "(output)" in console("explain", job.name).out
     assert console("savepoint", job_id, "--json").value["savepoint"]
-    console("show", "no-such-job", code=2)
+    console("show", "no-such-job", code=3)
 
     console("cancel", job_id)
     wait_until(lambda: console("show", job_id, "--json").value["job"]["state"] == "CANCELED", "the end")
