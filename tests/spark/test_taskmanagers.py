@@ -63,7 +63,7 @@ class Console:
     def taskmanagers(self):
         """Their ids, and the text that counts them and their slots."""
         counts, *lines = self("cluster", "status").splitlines()
-        return {line.split()[0] for line in lines}, counts.partition("; ")[2]
+        return {line.split()[0] for line in lines if not line.strip().startswith("memory:")}, counts.partition("; ")[2]
 
     def job(self, name, **values):
         given = {"name": name, "rows": ROWS, "rate": 300, "events": EVENTS_PER_S, "parallelism": 4, **values}
