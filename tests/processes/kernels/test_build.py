@@ -72,4 +72,4 @@ def test_a_wait_for_another_process_that_compiles_is_printed(nothing_compiled, m
 def test_the_command_says_that_nothing_is_left_to_do():
     command = [sys.executable, "-m", "penstock.cli.main", "compile", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["modules"] == len(kernels.kernel_modules(benchmarks=True))
+    assert json.loads(done.stdout)["modules"] == len(kernels.kernel_modules())
