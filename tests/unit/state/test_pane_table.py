@@ -58,7 +58,7 @@ def test_a_window_whose_panes_sum_beyond_64_bits_is_an_error(state):
 def test_memory_over_the_budget_names_the_settings(state):
     table = state.open(memory=1 << 20).pane_table("panes", state.spec)
     state.update(table, range(1000), [0] * 1000)
-    with pytest.raises(PenstockError, match=r"managed_memory_bytes.*state_backend=rocksdb"):
+    with pytest.raises(PenstockError, match=r"managed_memory.*state_backend=rocksdb"):
         state.update(table, range(100_000), [0] * 100_000)
 
 
