@@ -2,43 +2,19 @@
 
 import os
 import signal
-from collections import Counter, defaultdict
 
-import pyarrow.parquet as pq
 import pytest
+from tests.cluster.numbered import BEGIN, USERS, check_numbered
 from tests.cluster.savepoints import rows_read
 from tests.support.waiting import wait_until
 
 from penstock.api.job_file import planned
 from penstock.client.executors import ClusterExecutor, SubmitOptions
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
-from penstock_connectors.datagen.source import OrderPattern, orders
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
-USERS = 50
 JOB = """
-from collections.abc import Iterator
-
-import penstock as ps
-from penstock_connectors.datagen import DatagenSource
-from penstock_connectors.files import FileSink
-
-
-class Numbered(ps.Schema):
-    user_id: int
-    number: int
-
-
-class Number(ps.KeyedProcessFunction):
-    seen: ps.ValueState[int] = ps.value_state()
-
-    def process(self, row, ctx: ps.ProcessContext) -> Iterator[Numbered]:
-        number = (self.seen.value() or 0) + 1
-        self.seen.update(number)
-        yield Numbered(user_id=row.user_id, number=number)
-
-
 env = ps.Environment(
     parallelism=6, checkpoint_interval="500ms", checkpoint_root={root!r},
     adaptive_scheduler={{
@@ -70,7 +46,7 @@ def test_a_job_follows_four_two_and_six_slots_and_its_output_is_exact(tmp_path):
         taskmanagers=2, slots_per_taskmanager=2, directory=tmp_path / "cluster", restart_dead=False
     )
     path = tmp_path / "numbered.py"
-    path.write_text(JOB.format(root=str(tmp_path / "root"), users=USERS), encoding="utf-8")
+    path.write_text(BEGIN.format(work="pass") + JOB.format(root=str(tmp_path / "root"), users=USERS), encoding="utf-8")
     with LocalCluster(config) as cluster:
         job = ClusterExecutor(url=cluster.rest_url, options=SubmitOptions()).submit(planned(path, {}, "numbered"))
         follows(job, 4)
@@ -84,11 +60,4 @@ def test_a_job_follows_four_two_and_six_slots_and_its_output_is_exact(tmp_path):
         follows(job, 6)
         assert job.client.summary(job.job_id)["restarts"] == 1
         count = rows_read(job.stop())
-    numbers = defaultdict(list)
-    for part in (tmp_path / "root" / "out").glob("*.parquet"):
-        for row in pq.read_table(part).to_pylist():
-            numbers[row["user_id"]].append(row["number"])
-    read = orders(OrderPattern(splits=1, users=USERS), 0, 0, count)["user_id"].to_pylist()
-    assert Counter(read) == {user: len(found) for user, found in numbers.items()}
-    for found in numbers.values():
-        assert sorted(found) == list(range(1, len(found) + 1)), "no row twice, none lost, state went along"
+    check_numbered(tmp_path / "root" / "out", count)

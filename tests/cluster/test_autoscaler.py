@@ -2,44 +2,19 @@
 
 import json
 import urllib.request
-from collections import Counter, defaultdict
 
-import pyarrow.parquet as pq
 import pytest
+from tests.cluster.numbered import BEGIN, USERS, check_numbered
 from tests.cluster.savepoints import rows_read
 from tests.support.waiting import wait_until
 
 from penstock.api.job_file import planned
 from penstock.client.executors import ClusterExecutor, SubmitOptions
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
-from penstock_connectors.datagen.source import OrderPattern, orders
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
-USERS = 50
 JOB = """
-from collections.abc import Iterator
-
-import penstock as ps
-from penstock_connectors.datagen import DatagenSource
-from penstock_connectors.files import FileSink
-
-
-class Numbered(ps.Schema):
-    user_id: int
-    number: int
-
-
-class Number(ps.KeyedProcessFunction):
-    seen: ps.ValueState[int] = ps.value_state()
-
-    def process(self, row, ctx: ps.ProcessContext) -> Iterator[Numbered]:
-        number = (self.seen.value() or 0) + 1
-        self.seen.update(number)
-        sum(i * i for i in range(1000))
-        yield Numbered(user_id=row.user_id, number=number)
-
-
 env = ps.Environment(
     parallelism=1, checkpoint_interval="500ms", checkpoint_root={root!r}, buffer_size_bytes=8192,
     autoscaler={{
@@ -65,7 +40,11 @@ def widths(job):
 
 def started(cluster, folder, *, dry_run):
     path = folder / "numbered.py"
-    path.write_text(JOB.format(root=str(folder / "root"), dry_run=dry_run, users=USERS), encoding="utf-8")
+    path.write_text(
+        BEGIN.format(work="sum(i * i for i in range(1000))")
+        + JOB.format(root=str(folder / "root"), dry_run=dry_run, users=USERS),
+        encoding="utf-8",
+    )
     return ClusterExecutor(url=cluster.rest_url, options=SubmitOptions()).submit(planned(path, {}, "numbered"))
 
 
@@ -93,14 +72,7 @@ def test_a_slow_job_is_made_wider_and_its_output_is_exact(cluster, tmp_path):
     measured = lambda: asked(cluster, job.job_id)["restarts-measured"]
     wait_until(measured, lambda: f"a measured restart: {asked(cluster, job.job_id)}", step=0.2)
     count = rows_read(job.stop())
-    numbers = defaultdict(list)
-    for part in (tmp_path / "root" / "out").glob("*.parquet"):
-        for row in pq.read_table(part).to_pylist():
-            numbers[row["user_id"]].append(row["number"])
-    read = orders(OrderPattern(splits=1, users=USERS), 0, 0, count)["user_id"].to_pylist()
-    assert Counter(read) == {user: len(found) for user, found in numbers.items()}
-    for found in numbers.values():
-        assert sorted(found) == list(range(1, len(found) + 1)), "no row twice, none lost, state went along"
+    check_numbered(tmp_path / "root" / "out", count)
 
 
 def test_a_dry_run_says_it_and_does_nothing(cluster, tmp_path):

@@ -1,4 +1,4 @@
-"""A TaskManager's memory is divided among its slots: a job that wants or uses more fails and is told what to raise."""
+"""Memory of a TaskManager by slot: a job that wants or uses more fails, and the error names the setting to raise."""
 
 import pytest
 from tests.support.waiting import wait_until
