@@ -71,10 +71,14 @@ def reachable_parallelism(graph: JobGraph, slots: int) -> int:
     return counts[0] - 1 + found if (found := bisect_right(counts, slots, key=lambda n: _slots_at(widest, n))) else 0
 
 
+def declared_slots(graph: JobGraph) -> int:
+    """Return the number of slots that the job has when none is missing."""
+    return required_slots(limited(graph, _NO_LIMIT))
+
+
 def adaptive_slots(graph: JobGraph) -> str:
     """Return the slots of a job with the adaptive scheduler, such as `4 of at most 8 slots`; empty for other jobs."""
-    whole = required_slots(limited(graph, _NO_LIMIT))
-    return f"{required_slots(graph)} of at most {counted(whole, 'slot')}" if is_adaptive(graph) else ""
+    return f"{required_slots(graph)} of at most {counted(declared_slots(graph), 'slot')}" if is_adaptive(graph) else ""
 
 
 def _slots_at(widest: Mapping[str, int], most: int) -> int:

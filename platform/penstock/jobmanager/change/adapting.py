@@ -11,7 +11,7 @@ from penstock.config.settings import AdaptiveSchedulerSettings
 from penstock.core.errors import PenstockError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, required_slots
-from penstock.graph.rescale import is_adaptive, least_parallelism, limited, reachable_parallelism
+from penstock.graph.rescale import declared_slots, is_adaptive, least_parallelism, limited, reachable_parallelism
 from penstock.jobmanager.change.adaptive_scheduler import (
     AdaptiveScheduler,
     RescaleUp,
@@ -102,9 +102,10 @@ class Adapting:
 
     def waiting_text(self, graph: JobGraph) -> str:
         """Return what a start of the job waits for, such as `8 slots, or 2 at least; 1 is free`."""
-        whole = required_slots(limited(graph, max(vertex.wanted for vertex in graph.vertices)))
         least = required_slots(limited(graph, least_parallelism(graph)))
-        return f"{whole} slots, or {least} at least; {self.free} {'is' if self.free == 1 else 'are'} free"
+        return (
+            f"{declared_slots(graph)} slots, or {least} at least; {self.free} {'is' if self.free == 1 else 'are'} free"
+        )
 
     def _changed(self, graph: JobGraph, log: LogRead, job: ChangeContext) -> RescaleRequested | list[ChangeDecision]:
         """Return the change to `graph` if the state in the log fits it; else refuse it, so that the start goes on."""
