@@ -41,6 +41,7 @@ from penstock.cli.start.spark_options import (
 from penstock.client.kernels import compile_kernels
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.config.config_file import VARIABLES, Configuration, configuration, home
+from penstock.config.managed_memory import whole
 from penstock.config.security import FOLDER_VARIABLE
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError, UsageError
@@ -229,8 +230,8 @@ def status(*, cluster: Annotated[str | None, typer.Option()] = None, json: JsonO
 def _memory(parts: dict[str, int]) -> str:
     """Return the parts of a TaskManager's memory (`documents.taskmanager`)."""
     named = {"framework": "frameworkHeap", "tasks": "taskHeap", "network": "networkMemory", "managed": "managedMemory"}
-    shown = ", ".join(f"{name} {parts[key] >> 20} MB" for name, key in named.items())
-    return f"{parts['totalProcessMemory'] >> 20} MB ({shown})"
+    shown = ", ".join(f"{name} {whole(parts[key])}" for name, key in named.items())
+    return f"{whole(parts['totalProcessMemory'])} ({shown})"
 
 
 @commands.command("stop")
