@@ -109,7 +109,7 @@ def find_job(client: RestClient, job: str) -> dict[str, Any]:
         return found[0]
     hint = "`penstock list` shows ids and names"
     if not found:
-        close = nearest(job, {j["name"] for j in jobs})
+        close = nearest(job, [j["name"] for j in jobs])
         hint = f"did you mean {close!r}? {hint}" if close else hint
         raise NotFoundError(f"no job {job!r}", hint=hint)
     raise UsageError(f"{len(found)} jobs have the id prefix {job!r}", hint=hint)
