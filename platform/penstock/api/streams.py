@@ -166,14 +166,14 @@ class DataStream(OperatorHandle):
     ) -> KeyedStream: ...
 
     def key_by(self, *columns: Any, returns: Any = None, name: str = "key", spread: int = 1) -> KeyedStream:
-        """Send all rows of a key to the same subtask of the next operator; windows then work per key.
+        """Send all rows of a key to the same subtask; `spread=16` divides a window's hot keys over up to 16 subtasks.
 
         The key is one or more columns, or the result of a function of one row, whose return annotation, or `returns`,
         is the type of the key. Results of aggregates have such a key as the column `key` (`name`); a tuple's members
         are `key_0`, `key_1` and so on, the fields of a NamedTuple columns of their names. Python functions receive rows
         unchanged, with the key separate; whole rows (reduced, deduplicated, joined, late ones) are emitted without it.
-        The same row must always have the same key. With `spread=16`, windows divide the rows of each hot key over up to
-        16 subtasks and merge the partial aggregates: the result is the same; other operators refuse such a stream.
+        The same row must always have the same key. With `spread`, windows merge the partial aggregates of a key: the
+        result is the same; other operators refuse such a stream.
 
         Raises:
             GraphError: no column, one that does not exist, or a key of a type that is not known or cannot be one.

@@ -105,6 +105,6 @@ def test_the_tests_of_the_how_to_pass(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found, _ = run(ROOT / "docs/how-to/test-a-job.md")
     tests = {name: value for name, value in found.items() if name.startswith("test_")}
-    assert len(tests) == 5
+    assert len(tests) == 6
     for test in tests.values():
         test(*([tmp_path] if "tmp_path" in inspect.signature(test).parameters else []))
