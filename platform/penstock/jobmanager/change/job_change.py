@@ -7,10 +7,7 @@ way: they request a checkpoint, stop the job with the record of its new definiti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from penstock.checkpoint.ha_records import UpgradeRecord
-from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.recovery import RecoveryPlan
 from penstock.jobmanager.change.adapting import Adapting
 from penstock.jobmanager.change.decisions import ChangeContext, ChangeDecision
@@ -18,7 +15,6 @@ from penstock.jobmanager.change.rescaling import RescalePhase, Rescaling
 from penstock.jobmanager.change.upgrading import Upgrading
 from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
 from penstock.jobmanager.messages import events as ev
-from penstock.jobmanager.messages.placement import Slot
 
 
 class JobChange:
@@ -77,18 +73,6 @@ class JobChange:
             case ev.ChangeNotRecorded(reason):
                 return self.upgrading.not_recorded(reason, job.now_ms)
 
-    def slots_granted(self, slots: Sequence[Slot], job: ChangeContext) -> list[ChangeDecision]:
-        """Handle slots for a rescale; see `waits_for_slots`."""
-        return self.rescaling.slots_granted(slots, job)
-
-    def slots_refused(self, reason: str) -> list[ChangeDecision]:
-        """Handle that a rescale gets no slots."""
-        return self.rescaling.slots_refused(reason)
-
-    def taskmanager_lost(self, taskmanager_id: str) -> list[ChangeDecision]:
-        """Handle the loss of a TaskManager, perhaps with slots for a rescale."""
-        return self.rescaling.taskmanager_lost(taskmanager_id)
-
     def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeDecision]:
         """Handle the result of the checkpoint that the rescale or upgrade requested."""
         return [*self.rescaling.checkpoint_ended(result, job), *self.upgrading.checkpoint_ended(result, job)]
@@ -124,27 +108,3 @@ class JobChange:
         for manifest in plan.history:
             self.upgrading.checkpointed(manifest)
         return self.upgrading.log_read(plan.trial, job, finishing=plan.finishing)
-
-    def owns(self, checkpoint: Manifest) -> bool:
-        """Return whether a final checkpoint is that of the upgrade, requested under this or an earlier leader."""
-        return self.upgrading.owns_checkpoint(checkpoint)
-
-    def checkpointed(self, manifest: Manifest) -> None:
-        """Handle a checkpoint that is in the log."""
-        self.upgrading.checkpointed(manifest)
-
-    def running(self) -> list[ChangeDecision]:
-        """Handle that all subtasks run."""
-        return self.rescaling.running()
-
-    def failed(self, error: str, *, final: bool) -> bool:
-        """Handle a failure, `final` by the restart strategy; return whether the job must start again even so."""
-        return self.upgrading.failed(error, final=final)
-
-    def halted(self, reason: str) -> list[ChangeDecision]:
-        """Handle the end of the deployment."""
-        return self.rescaling.halted(reason)
-
-    def closed(self, reason: str) -> list[ChangeDecision]:
-        """Handle the coming end of the job."""
-        return self.upgrading.closed(reason)

@@ -12,12 +12,15 @@ from dataclasses import replace
 
 import msgspec
 
+from penstock.core.errors import PenstockError
 from penstock.graph.execution_graph import PlanIds
 from penstock.graph.job_graph import JobGraph, required_slots
 from penstock.jobmanager.deploy.deployment import AdoptedTask, Recovered, Worker
-from penstock.jobmanager.messages.commands import Command, KillWorker, ReleaseSlots
+from penstock.jobmanager.deploy.job_log import JobIdentity, plan_restore
+from penstock.jobmanager.messages.commands import Command, KeepWorker, KillWorker, ReleaseSlots, SendToWorker
+from penstock.jobmanager.messages.events import LogRead
 from penstock.jobmanager.messages.placement import Slot
-from penstock.rpc.messages import InputEnded, TasksReported, TaskState, WorkerReport
+from penstock.rpc.messages import AskTasks, InputEnded, TasksReported, TaskState, WorkerReport
 
 _ENDED = ("FINISHED", "CANCELED", "FAILED")
 _Where = tuple[str, int]
@@ -37,6 +40,7 @@ class Adoption:
     def __init__(self, graph: JobGraph, ids: PlanIds, deadline_ms: int) -> None:
         """Wait until `deadline_ms` for all workers of `ids`: of this leader's generation and the attempt to adopt."""
         self.ids = ids
+        self._graph = graph
         self.deadline_ms = deadline_ms
         #: The recovery plan from the log; None before it is read.
         self.recovered: Recovered | None = None
@@ -65,6 +69,27 @@ class Adoption:
         """Add a worker, which is then asked."""
         self.workers[worker_id] = Worker(worker_id, slot)
         self.slots.append(slot)
+
+    def ask(self, workers: Iterable[tuple[str, Slot]]) -> list[Command]:
+        """Add workers; return the commands that keep them and ask for their tasks."""
+        question, commands = AskTasks(job_id=self.ids.job_id, generation=self.ids.generation), list[Command]()
+        for worker_id, slot in workers:
+            self.found(worker_id, slot)
+            commands += [KeepWorker(worker_id, slot), SendToWorker(worker_id, question)]
+        return commands
+
+    def log_read(self, identity: JobIdentity, log: LogRead) -> None:
+        """Plan the recovery from the log, or refuse if the workers cannot continue from it."""
+        try:
+            recovered = plan_restore(self._graph, identity, log, deployed_before=False)
+        except PenstockError as error:
+            self.refuse(str(error))  # the start says so too
+            return
+        if recovered.plan.finishing:
+            self.refuse("only the last output is left to publish")
+        elif recovered.plan.trial is not None and recovered.plan.trial.open:
+            self.refuse("an upgrade is on trial")
+        self.recovered = recovered
 
     def lost(self, worker_id: str) -> None:
         """Handle the end of a worker."""

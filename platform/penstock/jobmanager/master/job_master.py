@@ -168,7 +168,7 @@ class JobMaster:
             case Step.IDLE, ev.Start() as start:
                 return self._start(start, now_ms)
             case Step.RECONCILING, ev.WorkersKept(workers):
-                return self._ask_workers(workers)
+                return self._reconciling().ask(workers)
             case _, ev.WorkersKept(workers):
                 return dismissed(workers)
             case Step.RECONCILING, ev.LogRead() as log:
@@ -189,13 +189,13 @@ class JobMaster:
             case _, ev.SlotsAvailable(free):
                 self.job_change.adapting.free = free
             case _, ev.SlotsGranted(slots) if self.job_change.waits_for_slots:
-                return self._apply(self.job_change.slots_granted(slots, self._change_context(now_ms)), now_ms)
+                return self._apply(self.job_change.rescaling.slots_granted(slots, self._change_context(now_ms)), now_ms)
             case _, ev.SlotsGranted(slots):
                 return self._on_slots(slots)
             case _, ev.SlotsAwaited(text):
                 self.event_log.add(now_ms, "slots", f"waiting for {text}")
             case _, ev.SlotsRefused(reason) if self.job_change.waits_for_slots:
-                return self._apply(self.job_change.slots_refused(reason), now_ms)
+                return self._apply(self.job_change.rescaling.slots_refused(reason), now_ms)
             case Step.STARTING, ev.SlotsRefused(reason):
                 return self._fail(Failure(now_ms, f"no slots: {reason}"), now_ms)
             case Step.RUNNING, ev.SlotsRefused(reason) if self._region is not None:
@@ -346,7 +346,7 @@ class JobMaster:
         return []
 
     def _on_taskmanager_lost(self, taskmanager_id: str, reason: str, now_ms: int) -> list[cmd.Command]:
-        commands = self._apply(self.job_change.taskmanager_lost(taskmanager_id), now_ms)
+        commands = self._apply(self.job_change.rescaling.taskmanager_lost(taskmanager_id), now_ms)
         self._held.taskmanager_lost(taskmanager_id)
         for worker in [w for w in self._deployed.workers if w.slot.taskmanager_id == taskmanager_id]:
             text = f"its TaskManager {taskmanager_id} is gone: {reason}"
@@ -364,7 +364,7 @@ class JobMaster:
         if isinstance(event, ev.ManifestAppended):
             manifest = event.entry.manifest
             self.event_log.add(now_ms, "checkpoint", completed_text(event.tag))
-            self.job_change.checkpointed(manifest)
+            self.job_change.upgrading.checkpointed(manifest)
             self._restart.checkpointed()
             return self._apply(self.checkpointing.appended(event.entry, now_ms), now_ms)
         return self._apply(self.checkpointing.append_failed(event.tag, event.reason, now_ms), now_ms)
@@ -407,35 +407,16 @@ class JobMaster:
         self.status.to(JobStatus.RECONCILING, now_ms)
         return [cmd.ReadLog()]
 
-    def _ask_workers(self, workers: Sequence[tuple[str, Slot]]) -> list[cmd.Command]:
-        adoption = self._reconciling()
-        commands: list[cmd.Command] = []
-        ask = msg.AskTasks(job_id=self.identity.job_id, generation=self.identity.generation)
-        for worker_id, slot in workers:
-            adoption.found(worker_id, slot)
-            commands += [cmd.KeepWorker(worker_id, slot), cmd.SendToWorker(worker_id, ask)]
-        return commands
-
     def _reconciling(self) -> Adoption:
         assert self._adoption is not None  # noqa: S101 - between RECONCILING and the next step
         return self._adoption
 
     def _on_log_of_workers(self, event: ev.LogRead, now_ms: int) -> list[cmd.Command]:
-        adoption = self._reconciling()
         self.event_log.earlier = events_of_earlier_leaders(event.entries, self.identity.generation)
         if ended := ended_as(event.entries, self.identity.run_id):
             commands = self._dismiss(now_ms)
             return commands + self._finish_ended_run(JobStatus(ended), event, now_ms)
-        try:
-            recovered = plan_restore(self.graph, self.identity, event, deployed_before=False)
-        except PenstockError as error:
-            adoption.refuse(str(error))  # the start says so too
-            return []
-        if recovered.plan.finishing:
-            adoption.refuse("only the last output is left to publish")
-        elif recovered.plan.trial is not None and recovered.plan.trial.open:
-            adoption.refuse("an upgrade is on trial")
-        adoption.recovered = recovered
+        self._reconciling().log_read(self.identity, event)
         return []
 
     def _reconcile(self, now_ms: int) -> list[cmd.Command]:
@@ -598,7 +579,7 @@ class JobMaster:
         self._ever_ran = True
         self.status.to(JobStatus.RUNNING, now_ms)
         self.event_log.add(now_ms, "running", f"{len(deployment.executions)} subtasks")
-        return self._apply(self.job_change.running(), now_ms) + self._resume(now_ms)
+        return self._apply(self.job_change.rescaling.running(), now_ms) + self._resume(now_ms)
 
     def _resume(self, now_ms: int) -> list[cmd.Command]:
         """Take checkpoints and requests again: all subtasks run."""
@@ -613,7 +594,9 @@ class JobMaster:
         self._steps.to(Step.RUNNING)
         self._waiting.drop(last.request)  # answered when the ending resumes
         commands = self._apply(self._waiting.refuse("the job is about to end"), now_ms)
-        ending = self.checkpointing.resume_ending(last, now_ms, for_change=self.job_change.owns(last))
+        ending = self.checkpointing.resume_ending(
+            last, now_ms, for_change=self.job_change.upgrading.owns_checkpoint(last)
+        )
         return commands + self._apply(ending, now_ms)
 
     def _tasks_ended(self, now_ms: int) -> bool:
@@ -648,7 +631,7 @@ class JobMaster:
             self.restarts += 1
             return self._restart_regions(regions, failure, now_ms + delay, now_ms)
         commands = self._halt(failure.error, now_ms)
-        if self.job_change.failed(failure.error, final=delay is None):
+        if self.job_change.upgrading.failed(failure.error, final=delay is None):
             # A version on trial does not end the job, and neither does a savepoint that cannot be written. After the
             # decision the old or the new version continues.
             delay = _FORCED_RESTART_DELAY_MS if delay is None else delay
@@ -672,7 +655,7 @@ class JobMaster:
             self.last_workers = (*workers, *self.deployment.lost) or self.last_workers
         self._deployed, self._lost_connections = Deployments(), LostConnections()
         self._reports.halted()
-        commands += self._apply(self.job_change.halted(reason), now_ms) + self._held.halt(workers, now_ms)
+        commands += self._apply(self.job_change.rescaling.halted(reason), now_ms) + self._held.halt(workers, now_ms)
         return [*commands, cmd.CloseEnumerators()]
 
     def _cancel(self, now_ms: int) -> list[cmd.Command]:
@@ -681,8 +664,8 @@ class JobMaster:
         commands = self._dismiss(now_ms) if self._adoption is not None else []
         commands += self._held.halt(self._deployed.abandon(), now_ms)
         commands += self._apply(self.checkpointing.halt("the job was cancelled", now_ms), now_ms)
-        commands += self._apply(self.job_change.halted("the job was cancelled"), now_ms)
-        commands += self._apply(self.job_change.closed("the job was cancelled"), now_ms)
+        commands += self._apply(self.job_change.rescaling.halted("the job was cancelled"), now_ms)
+        commands += self._apply(self.job_change.upgrading.closed("the job was cancelled"), now_ms)
         self._steps.to(Step.CANCELLING, now_ms + _EXIT_TIMEOUT_MS)
         return commands + self._broadcast(
             msg.CancelTasks(job_id=self.identity.job_id, generation=self.identity.generation)
@@ -732,7 +715,7 @@ class JobMaster:
     def _close(self, state: JobStatus, now_ms: int) -> list[cmd.Command]:
         uncommitted = (tuple(self.checkpointing.pending.values()), self.checkpointing.pending_as_of)
         commands = self._apply(self.checkpointing.close(f"the job is {state}"), now_ms)
-        commands += self._apply(self.job_change.closed(f"the job is {state}"), now_ms)
+        commands += self._apply(self.job_change.upgrading.closed(f"the job is {state}"), now_ms)
         commands += self._halt(f"the job is {state}", now_ms)
         self._steps.to(Step.CLOSING)
         self._end_state, self._end_written = state, False
