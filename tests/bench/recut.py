@@ -20,7 +20,7 @@ from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.stores import checksum_of
 from penstock.core.keygroup import hash_range_of
 from penstock.core.schema import schema_to_text
-from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
+from penstock.core.snapshot import FileRef, KeyedStateSnapshot, SubtaskSnapshot
 from penstock.graph.restore_plan import clip_keyed
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.snapshots.access.opening import Snapshot, open_snapshot
@@ -47,11 +47,8 @@ def segment(store, keys, number):
     made = writer.finish()
     path = f"data/{number:05d}.parquet"
     store.put(path, made.data)
-    return Segment(
-        file=FileRef(path=path, length=len(made.data), checksum=checksum_of(made.data)), position=number + 1,
-        writer="w", rows=made.rows, hash_min=made.hash_min, hash_max=made.hash_max, namespace_min=0, namespace_max=0,
-        footer_length=made.footer_length, footer_checksum=made.footer_checksum,
-    )  # fmt: skip
+    file = FileRef(path=path, length=len(made.data), checksum=checksum_of(made.data))
+    return made.stored(file, "w")
 
 
 def state_of(store, rows, files):

@@ -35,7 +35,7 @@ from penstock.kernels.keys.hashing import hash_columns
 from penstock.operators.aggregates.running_operators import RunningAggregateOperator
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.process.keyed_process import KeyedProcessOperator
-from penstock.state.log.segments import SegmentWriter, segment_of
+from penstock.state.log.segments import SegmentWriter
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
@@ -172,7 +172,7 @@ def one_state(name, schema, keys, store):
         encoded = writer.finish()
         store.put(f"{name}-{first}", encoded.data)
         file = FileRef(path=f"{name}-{first}", length=len(encoded.data), checksum=checksum_of(encoded.data))
-        segments.append(segment_of(encoded, file, "savepoint"))
+        segments.append(encoded.stored(file, "savepoint"))
     text = schema_to_text(schema)
     state = {"hash_low": HASH_MIN, "hash_high": HASH_MAX, "segments": tuple(segments)}
     return KeyedStateSnapshot(uid="op", state=name, schema=text, **state)

@@ -109,7 +109,7 @@ def barrier(operator, store, number, sink, figures):
             "copy_ms": copy,
             "longest_piece_ms": 1e3 * pieces,
             "encode_ms": encode,
-            "rows": sum(e.rows for e in encoded),
+            "rows": sum(e.entry.rows for e in encoded),
             "bytes": sum(len(e.data) for e in encoded),
             "segments": len(frozen.snapshot().segments),
         }

@@ -110,7 +110,7 @@ def run(kind, keys, rows, batch_rows, window):
         begin = time.process_time()
         encoded = frozen.encode()
         encode = time.process_time() - begin
-        state = sum(e.rows for e in encoded)
+        state = sum(e.entry.rows for e in encoded)
     print(
         f"{kind:9s} keys={keys:<9,} {window['kind']:8s} hash+split+take {rows / split / 1e6:6.1f} M/s"
         f"  window {rows / used / 1e6:6.1f} M/s (out {sink.rows:,})"

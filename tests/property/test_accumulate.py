@@ -211,26 +211,26 @@ def test_keys_far_apart_have_no_table_of_their_own():
         keys = apart * np.arange(2000, dtype=np.int64) - 500
         for _ in range(2):
             assert index.slots_of((FixedColumn(keys),), 2000).tolist() == list(range(2000))
-        assert index._dense.in_use == dense
-        assert index.memory_bytes > index._dense.places.nbytes >= 4
+        assert index.dense.in_use == dense
+        assert index.memory_bytes > index.dense.places.nbytes >= 4
     index = KeyIndex(schema)
     for keys in (np.arange(100, dtype=np.int64), np.arange(300, dtype=np.int64) * 1_000_003):
         index.slots_of((FixedColumn(keys),), len(keys))
-    assert not index._dense.in_use, "what was close together is not for ever"
+    assert not index.dense.in_use, "what was close together is not for ever"
 
 
 def test_a_table_of_near_keys_is_left_out_where_rows_have_others():
     index = KeyIndex(pa.schema([("k", pa.int64())]))
     near, far = np.arange(1000, dtype=np.int64), (1 << 40) + np.arange(900, dtype=np.int64) * 1_000_003
     index.slots_of((FixedColumn(near),), 1000)
-    assert index._dense.in_use
+    assert index.dense.in_use
     few = np.concatenate([near, far[:100]])
     assert index.slots_of((FixedColumn(few),), 1100).tolist() == list(range(1100))
-    assert index._dense.in_use, "a row in eleven goes to the hash table"
+    assert index.dense.in_use, "a row in eleven goes to the hash table"
     assert index.slots_of((FixedColumn(far),), 900).tolist() == list(range(1000, 1900))
-    assert not index._dense.in_use
+    assert not index.dense.in_use
     assert index.slots_of((FixedColumn(few),), 1100).tolist() == list(range(1100))
-    assert not index.disable_dense_keys(), "there is none"
+    assert not index.dense.disable(), "there is none"
 
 
 def test_integer_keys_grow_the_index_and_mix_with_the_long_way():

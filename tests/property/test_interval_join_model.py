@@ -99,7 +99,7 @@ def run(backend, kind, history):
         steps = Sides(job)
         play([*(RESTORED if backend.state == "remote" else []), *history], steps, job)
         end(job, steps)
-        counts = {table.count for operator in job.operators for table in operator._state.tables}
+        counts = {table.counts().total for operator in job.operators for table in operator._state.tables}
         assert counts == {0}, "a row outlives all it could meet"
         job.checkpoint()
         assert job.rows_of("left") == job.rows_of("right") == [], "a checkpoint holds rows that were cleaned"

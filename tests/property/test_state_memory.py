@@ -90,7 +90,7 @@ def checkpoint(store):
         pass
     encoded = frozen.encode()
     frozen.durable({e.position: FileRef(path="x", length=len(e.data)) for e in encoded})
-    return sum(e.rows for e in encoded)
+    return sum(e.entry.rows for e in encoded)
 
 
 def warm_up(folder):

@@ -81,7 +81,7 @@ def run(backend, how, history):
         steps = Sides(job)
         play([*(RESTORED if backend.state == "remote" else []), *history], steps, job)
         end(job, steps)
-        counts = {table.count for operator in job.operators for table in operator._state.tables}
+        counts = {table.counts().total for operator in job.operators for table in operator._state.tables}
         assert counts == {0}, "a row or a version waits that cannot be asked for"
         job.checkpoint()
         assert len(job.rows_of("current")) == sum(map(bool, job.model.versions.values()))

@@ -90,7 +90,7 @@ def run(backend, kind, history):
         play([*(RESTORED if backend.state == "remote" else []), *history], steps, job)
         end(job, steps)
         for operator in job.operators:
-            assert [table.count for table in operator._state.tables] == [0, 0], "a row outlives its windows"
+            assert [table.counts().total for table in operator._state.tables] == [0, 0], "a row outlives its windows"
             assert not operator._panes
         job.checkpoint()
         assert job.rows_of("left") == job.rows_of("right") == [], "a checkpoint holds rows that were cleaned"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.memory import folder_in_memory
 
-from penstock.state.log.frozen import PendingSegments
+from penstock.state.log.frozen import FrozenSegment
 from penstock.state.panes.pane_table import PaneTable
 from penstock.state.remote.range_fetcher import RangeFetcher
 from penstock.state.state_backend import StateBackend
@@ -29,7 +29,7 @@ def local_state(swarm: Swarm) -> Iterator[Path]:
     opened: list[Any] = []
     with folder_in_memory() as folder, pytest.MonkeyPatch.context() as patch:
         _noted(patch, PaneTable, "_evict", lambda _table, _result: swarm.seen("keys-evicted"))
-        _noted(patch, PendingSegments, "spill", lambda _changes, _result: swarm.seen("changes-spilled"))
+        _noted(patch, FrozenSegment, "spill", lambda rows, _result: swarm.seen("changes-spilled", bool(rows._spilled)))
         _noted(patch, StateBackend, "_open_store", lambda _places, store: opened.append(store))
         _noted(patch, RangeFetcher, "ensure_ranges", lambda _rows, _result: swarm.seen("remote-fetch"))
         _noted(patch, RangeFetcher, "_store", lambda _rows, _result: swarm.seen("remote-pieces-came"))

@@ -13,7 +13,7 @@ from penstock.state.keys.key_index import plain_key_schema
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.remote.remote_keys import RemoteKeys
 from penstock.state.remote.remote_log import Gather, Reader, one_by_one
-from penstock.state.remote.remote_panes import RemotePanes
+from penstock.state.remote.remote_panes import ColdPaneStore, LocalPaneStore, RemotePanes
 from penstock.state.remote.remote_runs import RemoteRuns
 from penstock.state.spill.cold_file import ColdFileStore
 from penstock.state.spill.cold_panes import SortedColdStore
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.memory.budget import MemoryBudget
     from penstock.state.remote.range_fetcher import RangeFetcher
-    from penstock.state.spill.cold_panes import ColdPaneStore, ColdStore, RegionStore
+    from penstock.state.spill.rocksdb import RocksStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +83,11 @@ class StateBackend:
             return None
         rows: ColdPaneStore
         if backend == "remote":
-            remote = rows = self._remote_rows(source, spec)
-            self.remote.append(remote.fetcher)
-        elif _fits_file(spec):
-            request = self._request
-            rows = ColdFileStore(spec, request.hash_range, request.directory, self._share, request.limits)
-            rows.expect(source.log.rows)
+            local = self._local_rows(source, spec, self._request.limits.regions)
+            rows = RemotePanes(source, spec, self._reader, local, self._local_bytes)
+            self.remote.append(rows.fetcher)
         else:
-            rows = SortedColdStore(spec, self._open_store(source.state), self._request.hash_range)
+            rows = self._local_rows(source, spec, regions=1)
         self._opened.append(rows)
         return rows
 
@@ -146,18 +143,15 @@ class StateBackend:
         settings = self._request.settings
         return settings.remote_local_bytes * self._request.budget.limit_bytes // settings.managed_bytes
 
-    def _remote_rows(self, source: FrozenSource, spec: PaneTableSpec) -> RemotePanes:
+    def _local_rows(self, source: FrozenSource, spec: PaneTableSpec, regions: int) -> LocalPaneStore:
         request = self._request
-        if _fits_file(spec):
-            limits = request.limits
-            local: RegionStore = ColdFileStore(
-                spec, request.hash_range, request.directory, self._share, limits, limits.regions
-            )
-        else:
-            local = SortedColdStore(spec, self._open_store(source.state), request.hash_range, request.limits.regions)
-        return RemotePanes(source, spec, self._reader, local, self._local_bytes)
+        if not _fits_file(spec):
+            return SortedColdStore(spec, self._open_store(source.state), request.hash_range, regions)
+        files = ColdFileStore(spec, request.hash_range, request.directory, self._share, request.limits, regions)
+        files.expect(source.log.rows)
+        return files
 
-    def _open_store(self, name: str) -> ColdStore:
+    def _open_store(self, name: str) -> RocksStore:
         from penstock.state.spill.rocksdb import RocksStore
 
         return RocksStore(self._request.directory / f"cold-{name}", self._share)

@@ -27,7 +27,7 @@ from penstock.state.log.row_spec import TIMERS, RowSpec
 from penstock.state.log.segment_columns import DELETED, StateSpec
 from penstock.state.log.segment_file import SegmentFile
 from penstock.state.log.segment_log import LogView, SegmentLog
-from penstock.state.log.segments import clip_of, merge_segments, read_visible, segment_of, slices_of_keys
+from penstock.state.log.segments import clip_of, merge_segments, read_visible, slices_of_keys
 from penstock.state.memory.budget import EvictionPolicy
 from penstock.state.panes.pane_table import PaneTable
 from penstock.state.panes.running_table import RunningTable
@@ -213,7 +213,7 @@ class KeyedState:
         if file is None or job.result is None:
             log.compacted(job.inputs, None)
         else:
-            log.compacted(job.inputs, segment_of(job.result, file, self._request.writer))
+            log.compacted(job.inputs, job.result.stored(file, self._request.writer))
 
     def prefetch(self) -> BackgroundFetch[Any] | None:
         """Return the next prefetch from the object store for the background."""
@@ -229,7 +229,7 @@ class KeyedState:
         """Free memory and local files; idempotent."""
         for table in self._tables.values():
             table.close()
-            table.source.pending.clear()
+            table.source.clear()
         if self._rows is not None:
             self._rows.close()
         self._cold.close()
@@ -293,7 +293,7 @@ class KeyedState:
 
 def bytes_of(table: StateTable) -> int:
     """Return the managed bytes of a table, also those that wait for an upload."""
-    return table.hot_bytes + table.source.pending.memory_bytes
+    return table.hot_bytes + table.source.memory_bytes
 
 
 def open_keyed_state(request: KeyedStateRequest) -> KeyedState:

@@ -264,10 +264,7 @@ class Job:
         encoded = frozen.encode()
         if outcome != "failed":
             frozen.durable({e.position: self.files.write(e) for e in encoded[:: 2 if outcome == "half" else 1]})
-        if outcome == "done":
-            return frozen.snapshot()
-        frozen.failed()
-        return None
+        return frozen.snapshot() if outcome == "done" else None
 
     def checkpoint(self):
         """Complete all checkpoints under way, and one more."""

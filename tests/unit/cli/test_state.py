@@ -14,7 +14,7 @@ from penstock.cli import main
 from penstock.core.errors import extra_hint
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.schema import schema_to_text
-from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
+from penstock.core.snapshot import FileRef, KeyedStateSnapshot, SubtaskSnapshot
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.state.log.row_spec import RowSpec
 from penstock.state.log.segments import SegmentWriter
@@ -36,10 +36,7 @@ def snapshot_of(values):
     writer.add(table)
     done = writer.finish()
     file = FileRef(inline=done.data, length=len(done.data), checksum=checksum_of(done.data))
-    segment = Segment(
-        file=file, position=1, writer="w", rows=rows, hash_min=done.hash_min, hash_max=done.hash_max,
-        namespace_min=0, namespace_max=0,
-    )  # fmt: skip
+    segment = done.stored(file, "w")
     state = KeyedStateSnapshot(
         uid="seen", state="text", schema=schema_to_text(SPEC.segment_schema), hash_low=HASH_MIN, hash_high=HASH_MAX,
         segments=(segment,),

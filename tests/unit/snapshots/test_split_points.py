@@ -142,9 +142,9 @@ def test_files_of_several_row_groups_say_where_their_bytes_are():
     writer = SegmentWriter(schema, 1)
     writer.add(pa.table(columns, schema=schema))
     made = writer.finish()
-    (segment,) = state((made.hash_min, made.hash_max, len(made.data))).segments
+    (segment,) = state((made.entry.hash_min, made.entry.hash_max, len(made.data))).segments
     segment = msgspec.structs.replace(
-        segment, rows=rows, footer_length=made.footer_length, footer_checksum=made.footer_checksum
+        segment, rows=rows, footer_length=made.entry.footer_length, footer_checksum=made.entry.footer_checksum
     )
     held = msgspec.structs.replace(state(), segments=(segment,))
     asked = []
@@ -154,7 +154,7 @@ def test_files_of_several_row_groups_say_where_their_bytes_are():
         return bytes(made.data[ref.offset : ref.offset + ref.length])
 
     loads = measured_loads([held], read)
-    assert asked == [made.footer_length], "nothing but the footer is read"
+    assert asked == [made.entry.footer_length], "nothing but the footer is read"
     first = HashRange(HASH_MIN, int(hashes[PRODUCTION.group_rows - 1]))
     assert loads.within(first) > 0.5 * loads.within(ALL_HASHES) > loads_of([held]).within(first)
 

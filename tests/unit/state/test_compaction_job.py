@@ -9,7 +9,7 @@ from penstock.core.snapshot import FileRef
 from penstock.state.log.compaction import CompactionJob
 from penstock.state.log.row_spec import RowSpec
 from penstock.state.log.segment_file import SegmentFile
-from penstock.state.log.segments import SegmentWriter, segment_of
+from penstock.state.log.segments import SegmentWriter
 from penstock.state.memory.limits import StateLimits
 
 SPEC = RowSpec(pa.schema([pa.field("k", pa.int64(), False)]), (pa.field("v", pa.int64()),))
@@ -30,14 +30,14 @@ def segment(position, *rows):
 def of(encoded):
     """Return what the log holds of an encoded segment."""
     file = FileRef(path="", offset=0, length=len(encoded.data), inline=bytes(encoded.data))
-    return segment_of(encoded, file, "w")
+    return encoded.stored(file, "w")
 
 
 @pytest.mark.parametrize("oldest", [False, True])
 def test_deletions_go_only_where_no_older_segment_can_hold_their_rows(tmp_path, oldest):
     inputs = (segment(4, (1, 10), (2, 20)), segment(5, (1, None), (3, 30)))
     log = SimpleNamespace(tombstones=(), is_oldest=lambda _: oldest)
-    source = SimpleNamespace(state="s", limits=LIMITS, spec=SPEC, log=log, ttl=None)
+    source = SimpleNamespace(state="s", limits=LIMITS, spec=SPEC, log=log, deadline=None)
     read = lambda file: file.inline
     merged = SegmentFile(of(CompactionJob(source, inputs, 1, tmp_path).run(read)), read, LIMITS)
     rows = pa.concat_tables(

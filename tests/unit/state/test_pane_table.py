@@ -98,7 +98,7 @@ def test_the_file_is_the_same_in_however_many_pieces_it_is_made(state, monkeypat
         encoded.append(frozen.encode()[0])
     cut, whole = (pq.read_table(pa.BufferReader(segment.data)) for segment in encoded)
     assert cut.equals(whole)
-    assert cut.num_rows == encoded[0].rows == encoded[1].rows
+    assert cut.num_rows == encoded[0].entry.rows == encoded[1].entry.rows
 
 
 def test_only_changed_rows_are_written(state):
@@ -109,7 +109,7 @@ def test_only_changed_rows_are_written(state):
     state.update(table, [3, 4], [0, 0])
     (frozen,) = store.freeze()
     frozen.copy_pages(10)
-    assert [e.rows for e in frozen.encode()] == [2]
+    assert [e.entry.rows for e in frozen.encode()] == [2]
     assert len(store.freeze()[0].encode()) == 1, "not durable yet: offered again"
     snapshot = state.upload(frozen)
     assert [s.rows for s in snapshot.segments] == [1000, 2]
@@ -126,7 +126,6 @@ def test_rows_of_a_failed_upload_are_in_the_next_ack(state):
     (lost,) = store.freeze()
     lost.copy_pages(10)
     lost.encode()
-    lost.failed()
     state.update(table, [2], [0])
     snapshot = state.upload(store.freeze()[0])
     assert state.rows(state.open([snapshot]).pane_table("panes", state.spec)) == {1: (1, 1), 2: (1, 1)}

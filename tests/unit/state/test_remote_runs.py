@@ -143,7 +143,7 @@ def test_the_times_of_all_rows_are_told_within_the_local_bytes(side):
         told.append(times)
         most.append(int(far.local_bytes.sum()))
 
-    side.table.on_fetched = on_fetched
+    side.table.watch_fetched(on_fetched)
     far.fetch_until(SPAN)
     assert np.unique(np.concatenate(told)).tolist() == list(range(5, KEYS + 5))
     assert far.fetcher.dropped_regions > 0

@@ -222,11 +222,11 @@ def test_due_timers_are_taken_in_order_and_a_time_is_not_taken_apart():
 
 def test_those_touched_last_stay():
     policy = EvictionPolicy(MemoryBudget(1000), "me")
-    policy.touch(np.arange(10, dtype=np.int32), 10)
-    policy.touch(np.array([3, 4], np.int32), 10)
-    policy.touch(np.array([4, 11], np.int32), 12)
+    policy.lru.touch(np.arange(10, dtype=np.int32), 10)
+    policy.lru.touch(np.array([3, 4], np.int32), 10)
+    policy.lru.touch(np.array([4, 11], np.int32), 12)
     assert np.flatnonzero(policy.kept_mask(12)).tolist() == [3, 4, 11]
-    policy.moved(np.array([3, 4, 11], np.int32))
+    policy.lru.moved(np.array([3, 4, 11], np.int32))
     assert np.flatnonzero(policy.kept_mask(3)).tolist() == []
     assert policy.full(501, 3)
     assert not policy.full(500, 3)
@@ -327,7 +327,7 @@ def test_keys_whose_rows_of_a_join_wait_leave_and_come_back_with_them(tmp_path):
     add(rows, table, pa.array(range(3000), pa.int64()), 5)
     assert rows.index.count == 0
     (frozen, *_) = (state for state in store.freeze() if state.snapshot is not None and state._source.state == "left")
-    assert frozen.encode()[0].rows == 10, "what was added is saved with its keys"
+    assert frozen.encode()[0].entry.rows == 10, "what was added is saved with its keys"
     run = waiting.within(0, 9)
     assert rows.index.count == 10
     assert dict(zip(run.times.tolist(), rows.keys(run.slots)[0].to_pylist(), strict=True)) == {

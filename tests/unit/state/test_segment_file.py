@@ -15,7 +15,7 @@ from penstock.core.keygroup import ALL_HASHES, HashRange
 from penstock.core.snapshot import FileRef
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.log.segment_file import SegmentFile
-from penstock.state.log.segments import SegmentWriter, merge_segments, segment_of
+from penstock.state.log.segments import SegmentWriter, merge_segments
 
 SCHEMA = PaneTableSpec(
     pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),)
@@ -31,8 +31,8 @@ def small(monkeypatch):
 class Stored:
     """A segment behind other bytes of an object, and what is read of it."""
 
-    def __init__(self, path=None):
-        writer = SegmentWriter(SCHEMA, 1, path=path, limits=sizes())
+    def __init__(self, folder=None):
+        writer = SegmentWriter(SCHEMA, 1, folder=folder, limits=sizes())
         for first in (0, 40):
             rows = range(first, first + 40 if first == 0 else ROWS)
             columns = {"__key_hash": rows, "k": rows, "__namespace": [7] * len(rows), "__rows": rows, "total": rows}
@@ -43,7 +43,7 @@ class Stored:
         self.store = MemoryStore("segment-file")
         self.store.put("x.pack", b"before" + self.data + b"behind")
         file = FileRef(path="x.pack", offset=6, length=len(self.data), checksum=checksum_of(self.data))
-        self.segment = segment_of(encoded, file, "w")
+        self.segment = encoded.stored(file, "w")
         self.asked = []
 
     def read(self, file):
@@ -57,7 +57,7 @@ class Stored:
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_range_reads_the_footer_and_its_row_groups(small, tmp_path, mapped):
-    stored = Stored(tmp_path / "file" if mapped else None)
+    stored = Stored(tmp_path if mapped else None)
     assert stored.rows(HashRange(35, 52)) == list(range(35, 53))
     (footer, length), (groups, size) = stored.asked
     assert footer + length == 6 + len(stored.data)

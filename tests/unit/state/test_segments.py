@@ -16,7 +16,7 @@ from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Tombstone
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.log import segments as module
 from penstock.state.log.segment_file import SegmentFile
-from penstock.state.log.segments import SegmentWriter, key_names, read_state, segment_of
+from penstock.state.log.segments import SegmentWriter, key_names, read_state
 from penstock.state.memory.limits import StateLimits
 
 SPEC = PaneTableSpec(
@@ -47,7 +47,7 @@ class Files:
         writer.add(table(rows))
         encoded = writer.finish()
         self.data[str(position)] = encoded.data
-        return segment_of(encoded, FileRef(path=str(position)), "w")
+        return encoded.stored(FileRef(path=str(position)), "w")
 
     def read(self, file):
         return self.data[file.path]
@@ -124,7 +124,7 @@ def test_row_groups_outside_the_range_are_not_read(monkeypatch):
     writer.add(table([(h, "a", 0, h, False) for h in range(100)]))
     encoded = writer.finish()
     assert pq.ParquetFile(io.BytesIO(encoded.data)).num_row_groups == 10
-    segment = segment_of(encoded, FileRef(inline=encoded.data), "w")
+    segment = encoded.stored(FileRef(inline=encoded.data), "w")
     read = []
     original = pq.ParquetFile.read_row_group
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda s, n, **k: read.append(n) or original(s, n, **k))

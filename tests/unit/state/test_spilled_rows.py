@@ -71,7 +71,7 @@ def test_ten_times_what_fits_is_found_and_restored_within_the_managed_memory(tmp
     before = pa.total_allocated_bytes()
     fill(rows, table, budget)
     assert pa.total_allocated_bytes() - before < LIMIT
-    assert table.count == BATCHES * ROWS
+    assert table.counts().total == BATCHES * ROWS
     assert list((tmp_path / "a").iterdir()) == [], "a file has no name"
     found = matching_runs(rows, table, 100_000, 130_059)
     assert len(found) == 31 * BATCHES
@@ -85,10 +85,10 @@ def test_ten_times_what_fits_is_found_and_restored_within_the_managed_memory(tmp
 
     frozen.durable({encoded.position: kept(encoded) for encoded in frozen.encode()})
     table.clean(2_000_000)
-    assert table.count < BATCHES * ROWS * 0.75, "files the watermark has passed are gone"
+    assert table.counts().total < BATCHES * ROWS * 0.75, "files the watermark has passed are gone"
     other, rows, restored, budget = opened(tmp_path / "b", snapshots=(frozen.snapshot(),), files=files)
     assert budget.used_bytes <= LIMIT
-    assert restored.count == BATCHES * ROWS
+    assert restored.counts().total == BATCHES * ROWS
     assert matching_runs(rows, restored, 100_000, 130_059) == found
     store.close()
     other.close()
@@ -184,7 +184,7 @@ def test_keys_that_do_not_fit_in_memory_wait_in_files_with_their_rows(tmp_path):
         kept.upsert(columns, hash_key_columns(columns, len(keys)))
     assert kept.memory_bytes > LIMIT, "or this shows nothing"
     assert rows.index.memory_bytes < LIMIT / 2
-    assert table.count == 200_000
+    assert table.counts().total == 200_000
     assert max(groups) < 20
     columns = key_columns(pa.record_batch({"k": pa.array([5, 199_999, 200_000])}), ("k",))
     slots = rows.upsert(columns, hash_key_columns(columns, 3)).copy()
@@ -209,7 +209,7 @@ def test_files_become_fewer_without_what_was_cleaned_and_with_few_descriptors(tm
         rows.settle()
     files = [run for run in table._runs if run.spilled]
     assert 0 < len({run.group for run in files}) <= 8
-    assert table.count < 3 * len(alive)
+    assert table.counts().total < 3 * len(alive)
     assert sorted(table.within(0, 1 << 40).times.tolist()) == alive
     assert descriptors(tmp_path) - before <= 6
     store.close()
@@ -239,7 +239,7 @@ def test_when_the_operator_is_closed_its_files_are_gone_whoever_knows_the_table(
     assert table._frozen == [], "nothing is the object store's"
     store.close()
     assert descriptors(tmp_path) == before
-    assert table.count == 0
+    assert table.counts().total == 0
 
 
 def test_fetched_files_that_are_large_together_stay_apart(tmp_path, monkeypatch):

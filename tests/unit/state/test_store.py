@@ -96,7 +96,7 @@ def test_a_full_tier_is_merged(state):
     assert len(job.inputs) == PRODUCTION.segments_per_tier
     assert store.compaction() is None, "one at a time"
     encoded = job.run(lambda file: state.files[file.path])
-    assert (encoded.rows, encoded.tier) == (PRODUCTION.segments_per_tier + 1, 1)
+    assert (encoded.entry.rows, encoded.entry.tier) == (PRODUCTION.segments_per_tier + 1, 1)
     store.compacted(job, state.write(encoded))
     merged = checkpoint(state, store, 99)
     assert [s.tier for s in merged.segments] == [1]

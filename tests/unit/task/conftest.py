@@ -17,7 +17,7 @@ from penstock.core.elements import MAX_TIMESTAMP, Batch, Watermark
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.permits import CommitPermit
 from penstock.core.schema import schema_to_text
-from penstock.core.snapshot import KeyedStateSnapshot, OperatorStateSnapshot, Segment
+from penstock.core.snapshot import FileRef, KeyedStateSnapshot, OperatorStateSnapshot, Segment
 from penstock.graph.job_graph import OperatorSpec, Rebalance
 from penstock.graph.task_deployment import (
     ChannelId,
@@ -157,6 +157,12 @@ class Source(Operator):
         )
 
 
+def encoded_segment(position, data, tier=0):
+    """Return a segment of one row that is ready for upload."""
+    spans = {"hash_min": 0, "hash_max": 0, "namespace_min": 0, "namespace_max": 0}
+    return EncodedSegment(Segment(file=FileRef(), position=position, writer="", rows=1, tier=tier, **spans), data)
+
+
 class Frozen:
     """A frozen state of `Sink`'s log: one segment a freeze, offered until it is durable."""
 
@@ -172,17 +178,12 @@ class Frozen:
 
     def encode(self):
         return tuple(
-            EncodedSegment(position=p, data=data, rows=1, hash_min=0, hash_max=0, namespace_min=0, namespace_max=0)
-            for p, data in self.log.items()
-            if p <= self.upto and isinstance(data, bytes)
+            encoded_segment(p, data) for p, data in self.log.items() if p <= self.upto and isinstance(data, bytes)
         )
 
     def durable(self, files):
         for position, ref in files.items():
             self.log[position] = ref
-
-    def failed(self):
-        pass
 
     def snapshot(self):
         refs = {p: ref for p, ref in self.log.items() if p <= self.upto}

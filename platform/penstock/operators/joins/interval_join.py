@@ -89,7 +89,7 @@ class IntervalJoinOperator(JoinOperator):
                 yield from self._unmatched_of_run(run, side, over)
 
     def _unmatched_of_run(self, run: Run, side: int, over: int) -> Iterator[Batch]:
-        hashes = self._state.rows.index.hashes_of(run.slots)
+        hashes = self._state.rows.index.hashes[run.slots]
         unmatched = run.times + over > self._state.marks(hashes)  # otherwise it was emitted before
         lower, upper = self._interval.lower, self._interval.upper
         lows, highs = run.times + (-upper if side else lower), run.times + (-lower if side else upper)

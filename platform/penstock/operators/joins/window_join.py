@@ -50,7 +50,7 @@ class WindowJoinOperator(JoinOperator):
         #: Starts of the panes of rows in memory.
         self._panes: set[int] = set()
         for table in self._state.tables:
-            table.on_fetched = self._add_panes
+            table.watch_fetched(self._add_panes)
             for run in table.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
                 self._add_panes(run.times)
         return self.output_queue.capabilities()
@@ -133,7 +133,7 @@ class WindowJoinOperator(JoinOperator):
         marks = self._state.watermarks
         if run is None or not marks.differ:
             return run
-        hashes = self._state.rows.index.hashes_of(run.slots)
+        hashes = self._state.rows.index.hashes[run.slots]
         open_still = np.ones(len(hashes), np.bool_)
         for owned, watermark in marks.ahead():
             if end - 1 <= watermark:

@@ -83,7 +83,8 @@ class PaneMemory:
         self.spec = spec
         self._width = spec.width
         pages = 1 if spec.single_pane else _FIRST_PAGES
-        self._cells = np.empty((pages * kernels.PAGE_ROWS, self._width), np.int64)
+        #: The cells; replaced when memory grows.
+        self.cells = np.empty((pages * kernels.PAGE_ROWS, self._width), np.int64)
         self._meta = np.zeros((pages, kernels.META_COLUMNS), np.int64)
         self._free = np.arange(pages - 1, -1, -1, dtype=np.int64)
         self._free_count = pages
@@ -96,14 +97,9 @@ class PaneMemory:
         self._frozen: dict[int, FrozenCells] = {}
 
     @property
-    def cells(self) -> I64:
-        """The cells; replaced when memory grows."""
-        return self._cells
-
-    @property
     def float_cells(self) -> F64:
         """The same memory as floats."""
-        return self._cells.view(np.float64)
+        return self.cells.view(np.float64)
 
     @property
     def panes(self) -> list[int]:
@@ -132,7 +128,7 @@ class PaneMemory:
         state = np.array([0, 0, self._free_count, 0, 0, kernels.DONE], np.int64)
         while True:
             tables = (self._pane_index, self._page_table, self._meta, self._free, self._capture)
-            kernels.locate((slots, panes), cell, tables, self._cells, self.spec.initial, state)
+            kernels.locate((slots, panes), cell, tables, self.cells, self.spec.initial, state)
             self._free_count = int(state[2])
             if state[5] == kernels.DONE:
                 break
@@ -159,7 +155,7 @@ class PaneMemory:
         state = np.array([0, 0, self._free_count, 0, 0, one_pass.DONE, 0], np.int64)
         while True:
             tables = (self._pane_index, self._page_table, self._meta, self._free)
-            cells = (self._cells, self.float_cells)
+            cells = (self.cells, self.float_cells)
             one_pass.accumulate(rows, window, tables, cells, work, state)
             self._free_count = int(state[2])
             if state[5] == one_pass.DONE:
@@ -174,7 +170,7 @@ class PaneMemory:
         """Overwrite cells with whole rows, in order; pages count as changed only where a row's dirty bit is set."""
         before = self._meta[:, kernels.DIRTY].copy()
         cell = self.locate(slots, panes, slot_count)
-        kernels.put_cells(self._cells, cell, np.ascontiguousarray(cells))
+        kernels.put_cells(self.cells, cell, np.ascontiguousarray(cells))
         self._meta[: len(before), kernels.DIRTY] = before
         self._meta[len(before) :, kernels.DIRTY] = 0
         dirty = cell[(cells[:, 0] & 1).astype(bool)]
@@ -189,7 +185,7 @@ class PaneMemory:
         if len(waiting):
             self._meta[waiting, kernels.FROZEN] *= -1
             self._copy_listed(waiting)
-        kernels.put_cells(self._cells, cell, cells)
+        kernels.put_cells(self.cells, cell, cells)
         self._meta[pages, kernels.DIRTY] = 1
 
     def find(self, slots: I32, pane: int) -> I64:
@@ -223,21 +219,21 @@ class PaneMemory:
 
     def cells_in_use(self) -> I64:
         """Return the numbers of all cells in used pages."""
-        pages = np.sort(self._page_table[self._page_table >= 0]).astype(np.int64)
+        pages = self._pages_in_use()
         every = (pages[:, np.newaxis] << kernels.PAGE_BITS) + np.arange(kernels.PAGE_ROWS)
         return np.ascontiguousarray(every.reshape(-1))
 
     def present(self) -> PaneCells:
         """Return copies of all used cells, with their dirty bits."""
-        pages = np.sort(self._page_table[self._page_table >= 0]).astype(np.int64)
-        out = self._room(int(kernels.count_present(self._cells, pages)))
-        kernels.take_present(self._cells, pages, self._meta, (out.slots, out.panes, out.cells))
+        pages = self._pages_in_use()
+        out = self._room(int(kernels.count_present(self.cells, pages)))
+        kernels.take_present(self.cells, pages, self._meta, (out.slots, out.panes, out.cells))
         return out
 
     def counts(self, slots: int) -> I64:
         """Return the number of panes in which each of the first slots has a row."""
         found = np.zeros((-(-slots // kernels.PAGE_ROWS), kernels.PAGE_ROWS), np.int64)
-        rows = self._cells[:, 0].reshape(-1, kernels.PAGE_ROWS)
+        rows = self.cells[:, 0].reshape(-1, kernels.PAGE_ROWS)
         for row in self._pane_rows.values():
             pages = self._page_table[row, : len(found)]
             blocks = np.flatnonzero(pages >= 0)
@@ -246,21 +242,16 @@ class PaneMemory:
 
     # --- freezing ---------------------------------------------------------------------------------------------------
 
-    @property
-    def uncopied(self) -> bool:
-        """Whether pages of an earlier freeze wait to be copied."""
-        return bool(self._frozen)
-
     def freeze(self, number: int, keys: KeyView, *, whole: bool = False) -> FrozenCells | None:
         """Mark all changed pages as belonging to freeze `number` (> 0); None when nothing changed.
 
-        `whole`: all pages, changed or not; only when no page is `uncopied`.
+        `whole`: all pages, changed or not; only when nothing is `frozen`.
         """
         pages = np.nonzero(self._meta[:, kernels.DIRTY])[0].astype(np.int64)
         if len(pages) == 0:
             return None
         if whole:
-            pages = np.sort(self._page_table[self._page_table >= 0]).astype(np.int64)
+            pages = self._pages_in_use()
         # a page that an earlier freeze still needs was not written since, or it would have been copied
         self._meta[pages, kernels.FROZEN] = number
         self._meta[pages, kernels.DIRTY] = 0
@@ -297,8 +288,8 @@ class PaneMemory:
         count, take = (
             (kernels.count_present, kernels.take_rows) if frozen.whole else (kernels.count_dirty, kernels.take_dirty)
         )
-        out = self._room(int(count(self._cells, pages)))
-        taken = take(self._cells, pages, self._meta, (out.slots, out.panes, out.cells))
+        out = self._room(int(count(self.cells, pages)))
+        taken = take(self.cells, pages, self._meta, (out.slots, out.panes, out.cells))
         if taken < len(out.slots):  # a whole freeze leaves deletions out
             out = PaneCells(out.slots[:taken], out.panes[:taken], out.cells[:taken])
         frozen.copied.append(out)
@@ -311,6 +302,9 @@ class PaneMemory:
 
     # --- pages ------------------------------------------------------------------------------------------------------
 
+    def _pages_in_use(self) -> I64:
+        return np.sort(self._page_table[self._page_table >= 0]).astype(np.int64)
+
     def _room(self, rows: int) -> PaneCells:
         return PaneCells(np.empty(rows, np.int32), np.empty(rows, np.int64), np.empty((rows, self._width), np.int64))
 
@@ -321,8 +315,8 @@ class PaneMemory:
     def _grow_pages(self) -> None:
         old = len(self._free)
         cells = np.empty((2 * old * kernels.PAGE_ROWS, self._width), np.int64)
-        cells[: len(self._cells)] = self._cells
-        self._cells = cells
+        cells[: len(self.cells)] = self.cells
+        self.cells = cells
         self._meta = np.concatenate([self._meta, np.zeros_like(self._meta)])
         self._free = np.concatenate([self._free, np.empty(old, np.int64)])
         self._capture = np.concatenate([self._capture, np.empty(old, np.int64)])

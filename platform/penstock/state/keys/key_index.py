@@ -96,7 +96,7 @@ class KeyView:
 
 
 class Keys(Protocol):
-    """Keys by number: of an index (`KeyView`) or of a file (`run_keys.RunKeys`)."""
+    """Keys by number: of an index (`KeyView`) or of a file (`join_runs.RunKeys`)."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -138,7 +138,8 @@ class KeyIndex:
         self._table = np.zeros(self._entries_a_slot * _FIRST_SLOTS, np.uint64)
         self._hashes = np.empty(_FIRST_SLOTS, np.int64)
         self._stores = [new_store(field.type, _FIRST_SLOTS, _FIRST_BYTES) for field in self.schema]
-        self._dense = DenseKeys()
+        #: Precedes the hash table while integer keys are dense.
+        self.dense = DenseKeys()
         self._slots = np.empty(0, np.int32)
         self._created = np.empty(0, np.int32)
         self._every_row = np.empty(0, np.int32)
@@ -146,7 +147,7 @@ class KeyIndex:
     @property
     def memory_bytes(self) -> int:
         """The bytes of tables, hashes and keys."""
-        tables = int(self._table.nbytes + self._hashes.nbytes + self._dense.places.nbytes)
+        tables = int(self._table.nbytes + self._hashes.nbytes + self.dense.places.nbytes)
         return tables + sum(s.memory_bytes for s in self._stores)
 
     def bytes_with(self, count: int) -> int:
@@ -167,10 +168,6 @@ class KeyIndex:
             some = slots[first : first + piece]
             index.upsert(columns_of(view, some), view.hashes[some])
         return index
-
-    def hashes_of(self, slots: I32) -> I64:
-        """Return the hashes of slots."""
-        return self._hashes[slots]
 
     @property
     def hashes(self) -> I64:
@@ -200,7 +197,7 @@ class KeyIndex:
         self._reserve(rows)
         slots = self._slots[:rows]
         values = keys[0].values  # type: ignore[union-attr]  # one fixed column, or the hash would not decide
-        dense = self._dense
+        dense = self.dense
         state = np.array([0, self.count, len(self._hashes), self.count, dense.first, 0], np.int64)
         while self._probe_integers(values, slots, state) < rows:
             self._store_new(keys, state)
@@ -210,13 +207,9 @@ class KeyIndex:
         dense.follow(self._stores[0].words[: self.count])  # type: ignore[union-attr]  # as above
         return slots
 
-    def disable_dense_keys(self) -> bool:
-        """Drop the table of dense integer keys for a while; return False if there was none."""
-        return self._dense.disable()
-
     def _probe_integers(self, values: I64, slots: I32, state: I64) -> int:
-        if self._dense.in_use:
-            index = (self._table, self._hashes, self._dense.places)
+        if self.dense.in_use:
+            index = (self._table, self._hashes, self.dense.places)
             return int(hashing.probe_dense(index, values, slots, self._created, state))
         return int(hashing.probe_integers((self._table, self._hashes), values, slots, self._created, state))
 

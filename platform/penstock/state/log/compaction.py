@@ -28,25 +28,21 @@ class CompactionJob:
         self.state = source.state
         self._folder = folder
         self._limits = source.limits
-        self._inputs = inputs
+        #: The segments that are merged, oldest first.
+        self.inputs = inputs
         self._tier = tier
         self._schema = source.spec.segment_schema
         self._tombstones = source.log.tombstones
         self._oldest = source.log.is_oldest(inputs)
-        self._expired = None if source.ttl is None else source.ttl.deadline
+        self._expired = source.deadline
         self.result: EncodedSegment | None = None
-
-    @property
-    def inputs(self) -> tuple[Segment, ...]:
-        """The segments that are merged, oldest first."""
-        return self._inputs
 
     def run(self, read: Callable[[FileRef], bytes]) -> EncodedSegment:
         """Read, merge and encode, one hash range at a time; the result gets the position of the newest input."""
-        files = [SegmentFile(segment, read, self._limits) for segment in self._inputs]
+        files = [SegmentFile(segment, read, self._limits) for segment in self.inputs]
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{self.state}-{self._inputs[-1].position}.merging"
-        writer = SegmentWriter(self._schema, self._inputs[-1].position, self._tier, path=path, limits=self._limits)
+        position, limits = self.inputs[-1].position, self._limits
+        writer = SegmentWriter(self._schema, position, self._tier, folder=self._folder, limits=limits)
         try:
             for table in merge_segments(
                 files,
@@ -60,5 +56,4 @@ class CompactionJob:
             self.result = writer.finish()
         finally:
             writer.close()
-            path.unlink(missing_ok=True)
         return self.result

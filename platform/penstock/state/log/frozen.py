@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,11 +17,10 @@ from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
 from penstock.state.log.segment_columns import NAMESPACE
 from penstock.state.log.segment_file import SegmentFile
-from penstock.state.log.segments import EncodedSegment, SegmentWriter, mapped, newest_rows, segment_of
-from penstock.state.memory.limits import PRODUCTION, StateLimits
+from penstock.state.log.segments import EncodedSegment, SegmentWriter, mapped, newest_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from penstock.core.keygroup import HashRange
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.state.log.segment_log import LogView, SegmentLog
     from penstock.state.log.ttl import Ttl
     from penstock.state.memory.budget import MemoryBudget
+    from penstock.state.memory.limits import StateLimits
 
 #: Bytes of a frozen row before it is encoded: slot, hash, position in the order and a copy of it.
 _ORDER_BYTES = 4 + 3 * 8
@@ -80,11 +81,9 @@ class GatheredRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodeResources:
-    """Resources for encoding in bounded memory: the batch size, a local file for the result, and the memory budget."""
+    """Resources for encoding in bounded memory: the batch size, and the holder in the memory budget."""
 
-    directory: Path
-    #: Name of the file and of the holder in the budget.
-    name: str
+    holder: str
     #: Rows of a batch.
     rows: int
     budget: MemoryBudget
@@ -92,31 +91,20 @@ class EncodeResources:
     def report_work(self, ordered: int, piece: int, columns: int) -> None:
         """Report the memory for `ordered` sorted rows and a batch of `piece` rows to the budget."""
         held = ordered * _ORDER_BYTES + piece * columns * _CELL_BYTES
-        self.budget.work(f"{self.name}/encode", held)
+        self.budget.work(f"{self.holder}/encode", held)
 
 
 class FrozenSegment:
     """The rows frozen at one position of the log, until they are durable."""
 
-    def __init__(
-        self,
-        spec: StateSpec,
-        position: int,
-        rows: FrozenContent,
-        room: EncodeResources | None = None,
-        *,
-        wide: bool = True,
-        limits: StateLimits = PRODUCTION,
-    ) -> None:
-        """Hold `rows`; with `room` they are encoded in bounded memory, without `wide` in small row groups."""
+    def __init__(self, source: FrozenSource, position: int, rows: FrozenContent) -> None:
+        """Hold `rows`."""
         self.position = position
-        self._wide = wide
-        self._limits = limits
-        self._room = room
-        self._spec = spec
+        #: The manifest entry of the encoded file, without file and writer; None: it was not encoded yet.
+        self.about: Segment | None = None
+        self._source = source
         self._rows: FrozenContent | None = rows
         self._spilled: Path | None = None
-        self._about: EncodedSegment | None = None
         #: The spilled file, opened by the first read.
         self._opened: SegmentFile | None = None
 
@@ -126,31 +114,16 @@ class FrozenSegment:
         return 0 if self._rows is None else self._rows.memory_bytes
 
     @property
-    def about(self) -> EncodedSegment | None:
-        """Description of the encoded file, without its bytes; None: it was not encoded yet."""
-        return self._about
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether the rows are still in memory, not encoded on the local disk."""
-        return self._rows is not None
-
-    @property
-    def batched(self) -> bool:
-        """Whether the rows in memory can be read by hash ranges."""
-        return isinstance(self._rows, BatchedContent)
-
-    @property
     def durable(self) -> bool:
         """Whether the segment is durable, so that no rows are held."""
         return self._rows is None and self._spilled is None
 
     def encode(self) -> EncodedSegment | None:
         """Return the Parquet file; None if the segment has become durable."""
-        rows, spilled, about = self._rows, self._spilled, self._about
+        rows, spilled, about = self._rows, self._spilled, self.about
         if spilled is not None and about is not None:
             try:
-                return about.with_data(mapped(spilled))
+                return EncodedSegment(about, mapped(spilled))
             except FileNotFoundError:
                 if self.durable:  # an earlier barrier's upload has just finished
                     return None
@@ -158,18 +131,18 @@ class FrozenSegment:
         if rows is None:
             return None
         encoded = self._encoded(rows)
-        self._about = encoded.with_data(b"")
+        self.about = encoded.entry
         return encoded
 
     def _encoded(self, rows: FrozenContent) -> EncodedSegment:
-        room, schema = self._room, self._spec.segment_schema
+        source, room, schema = self._source, self._source.room, self._source.spec.segment_schema
+        wide, limits = not source.remote, source.limits
         if room is None or not isinstance(rows, BatchedContent):
-            writer = SegmentWriter(schema, self.position, wide=self._wide, limits=self._limits)
+            writer = SegmentWriter(schema, self.position, wide=wide, limits=limits)
             for table in rows.whole():
                 writer.add(table)
             return writer.finish()
-        path = room.directory / f"{room.name}-{self.position}.encoding"
-        writer = SegmentWriter(schema, self.position, path=path, wide=self._wide, limits=self._limits)
+        writer = SegmentWriter(schema, self.position, folder=source.directory, wide=wide, limits=limits)
         try:
             for table in rows.tables(room.rows):
                 room.report_work(rows.ordered_rows, table.num_rows, len(schema))
@@ -177,41 +150,48 @@ class FrozenSegment:
             return writer.finish()
         finally:
             writer.close()
-            path.unlink(missing_ok=True)
             room.report_work(0, 0, 0)
 
-    def spill(self, path: Path) -> None:
-        """Encode now and replace the rows in memory by a file on the local disk."""
-        encoded = self.encode()
+    def spill(self) -> None:
+        """Encode rows in memory now: a local file replaces them until the segment is durable."""
+        encoded = None if self._rows is None else self.encode()
         if encoded is not None:
+            self._source.directory.mkdir(parents=True, exist_ok=True)
+            path = self._source.directory / f"{self._source.state}-{self.position}.parquet"
             path.write_bytes(encoded.data)
             self._spilled, self._rows = path, None
 
     def within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
-        """Yield the rows in some hash ranges, until they are durable; the owner's thread."""
-        rows, spilled, about = self._rows, self._spilled, self._about
+        """Yield the rows in some hash ranges, until they are durable; the owner's thread.
+
+        Rows in memory that cannot be read by ranges are spilled.
+        """
+        if isinstance(self._rows, BatchedContent):
+            yield from self._rows.within(ranges)
+            return
+        self.spill()
+        spilled, about = self._spilled, self.about
         if spilled is not None and about is not None:
             if self._opened is None:
-                self._opened = _opened(about, mapped(spilled), self._limits)
+                self._opened = _opened(about, mapped(spilled), self._source.limits)
             for wanted in ranges:
                 yield from self._opened.tables(wanted)
-        elif isinstance(rows, BatchedContent):
-            yield from rows.within(ranges)
 
     def named(self, file: FileRef, writer: str) -> Segment:
         """Return the manifest entry of the segment, and release the rows."""
-        about = self._about
+        about = self.about
         if about is None:
             raise RuntimeError(f"segment {self.position} was marked durable before it was encoded")
         self._rows = self._opened = None
         if self._spilled is not None:
             self._spilled.unlink(missing_ok=True)
             self._spilled = None
-        return segment_of(about, file, writer)
+        return msgspec.structs.replace(about, file=file, writer=writer)
 
 
-def _opened(about: EncodedSegment, data: bytes, limits: StateLimits) -> SegmentFile:
-    return SegmentFile(segment_of(about, FileRef(inline=b"", length=len(data)), ""), lambda _: data, limits)
+def _opened(about: Segment, data: bytes, limits: StateLimits) -> SegmentFile:
+    in_memory = msgspec.structs.replace(about, file=FileRef(inline=b"", length=len(data)))
+    return SegmentFile(in_memory, lambda _: data, limits)
 
 
 class FrozenTable:
@@ -223,14 +203,10 @@ class FrozenTable:
     def __init__(self, source: FrozenSource, view: LogView, segments: tuple[FrozenSegment, ...]) -> None:
         """Take the log's view; `segments` are those of it that were not durable at the barrier."""
         self._source = source
-        self._view = view
+        #: The log at the barrier.
+        self.view = view
         self._segments = segments
         self._last = max((s.position for s in segments), default=0)
-
-    @property
-    def view(self) -> LogView:
-        """The log at the barrier."""
-        return self._view
 
     @property
     def memory_bytes(self) -> int:
@@ -239,8 +215,8 @@ class FrozenTable:
 
     def copy_pages(self, limit: int) -> bool:
         """Copy up to `limit` frozen pages; True when none is left."""
-        memory = self._source.memory
-        return memory is None or memory.copy_frozen(limit, self._last)
+        copy = self._source.copy_frozen
+        return copy is None or copy(limit, self._last)
 
     def encode(self) -> tuple[EncodedSegment, ...]:
         """Return all segments up to the barrier that are not durable yet."""
@@ -253,12 +229,9 @@ class FrozenTable:
                 named = segment.named(files[segment.position], self._source.writer)
                 self._source.log.uploaded(segment.position, named)
 
-    def failed(self) -> None:
-        """Handle an abandoned upload: the segments stay in the log, and the next freeze offers them again."""
-
     def snapshot(self) -> KeyedStateSnapshot:
         """Return the snapshot for the acknowledgement."""
-        segments, tombstones = self._view.named()
+        segments, tombstones = self.view.named()
         source = self._source
         return KeyedStateSnapshot(
             uid=source.uid,
@@ -271,15 +244,8 @@ class FrozenTable:
         )
 
 
-class FrozenMemory(Protocol):
-    """The memory of a table whose frozen pages have to be copied in steps."""
-
-    def copy_frozen(self, limit: int, up_to: int) -> bool:
-        """Copy up to `limit` pages of the freezes numbered at most `up_to`; True when none is left."""
-
-
 class FrozenSource:
-    """The properties of a table that its frozen state uses; `memory` is replaced when the table is rebuilt."""
+    """The log of one table, and its segments that are not durable; `copy_frozen` is replaced when it is rebuilt."""
 
     def __init__(self, names: tuple[str, str, str], spec: StateSpec, log: SegmentLog, directory: Path) -> None:
         """Set the names of operator, state and writer of segments, the log, and the folder for spilled segments."""
@@ -291,10 +257,15 @@ class FrozenSource:
         self.remote = False
         #: The time-to-live of its rows, if they have one.
         self.ttl: Ttl | None = None
-        #: Pages that have to be copied before they are overwritten; None: frozen rows are never overwritten.
-        self.memory: FrozenMemory | None = None
+        #: Copies up to so many frozen pages of the freezes up to a number, before they are overwritten; whether none is
+        #: left. None: frozen rows are never overwritten.
+        self.copy_frozen: Callable[[int, int], bool] | None = None
+        #: With it, segments are encoded in bounded memory.
+        self.room: EncodeResources | None = None
         #: The segments of the log that are not durable.
-        self.pending = PendingSegments(self)
+        self._segments: list[FrozenSegment] = []
+        #: Rows of keys that left memory since the last freeze: older than those in memory, and not in the log yet.
+        self._gathered: list[pa.Table] = []
 
     @property
     def hash_range(self) -> HashRange:
@@ -302,22 +273,16 @@ class FrozenSource:
         return self.log.hash_range
 
     @property
+    def deadline(self) -> int | None:
+        """The time of last access up to which its rows have expired; None without a time-to-live."""
+        return None if self.ttl is None else self.ttl.deadline
+
+    @property
     def limits(self) -> StateLimits:
         """The size limits of the store."""
         return self.log.limits
 
-
-class PendingSegments:
-    """The segments of one state's log that are not durable."""
-
-    def __init__(self, source: FrozenSource) -> None:
-        """Start without segments."""
-        self._source = source
-        #: With it, segments are encoded in bounded memory.
-        self.room: EncodeResources | None = None
-        self._segments: list[FrozenSegment] = []
-        #: Rows of keys that left memory since the last freeze: older than those in memory, and not in the log yet.
-        self._gathered: list[pa.Table] = []
+    # --- segments that are not durable ------------------------------------------------------------------------------
 
     def add(self, rows: FrozenContent, *, position: int | None = None, spilled: bool = False) -> FrozenSegment:
         """Append rows to the log as a segment, at a reserved position or the next one.
@@ -325,21 +290,14 @@ class PendingSegments:
         With `spilled` they are encoded to the local disk now. Gathered rows come before them, in a segment.
         """
         self.flush()
-        source, log = self._source, self._source.log
+        log = self.log
         position = log.next_position() if position is None else position
         log.append(position)
-        wide, limits = not source.remote, source.limits
-        segment = FrozenSegment(source.spec, position, rows, self.room, wide=wide, limits=limits)
+        segment = FrozenSegment(self, position, rows)
         self._segments.append(segment)
         if spilled:
-            self.spill(segment)
+            segment.spill()
         return segment
-
-    def spill(self, segment: FrozenSegment) -> None:
-        """Encode a segment to a local file, which replaces its rows in memory until it is durable."""
-        folder = self._source.directory
-        folder.mkdir(parents=True, exist_ok=True)
-        segment.spill(folder / f"{self._source.state}-{segment.position}.parquet")
 
     def gather(self, changes: Iterable[FrozenContent], most_bytes: int) -> None:
         """Hold changes of keys that leave memory; a later call of `add` or `flush` makes one segment of all.
@@ -353,20 +311,19 @@ class PendingSegments:
 
     def hide(self, up_to: int) -> None:
         """Hide all earlier rows of namespaces up to `up_to`, by a tombstone."""
-        log = self._source.log
         self._hold([part.filter(pc.field(NAMESPACE) > up_to) for part in self._gathered])
-        log.add_tombstone(log.hash_range, MIN_TIMESTAMP, up_to)
+        self.log.add_tombstone(self.log.hash_range, MIN_TIMESTAMP, up_to)
 
     def _hold(self, parts: list[pa.Table]) -> None:
         self._gathered = [part for part in parts if part.num_rows]
-        self._source.log.gathering = bool(self._gathered)
+        self.log.gathering = bool(self._gathered)
 
     def flush(self, *, spilled: bool = False) -> None:
         """Append the gathered rows to the log as a segment; with `spilled` they are encoded to the local disk now."""
         gathered = tuple(self._gathered)
         self._hold([])
         if gathered:
-            self.add(GatheredRows(self._source.spec, gathered), spilled=spilled)
+            self.add(GatheredRows(self.spec, gathered), spilled=spilled)
 
     @property
     def gathered_bytes(self) -> int:
@@ -378,7 +335,7 @@ class PendingSegments:
         self.flush()
         for rows in changes:
             self.add(rows)
-        return FrozenTable(self._source, self._source.log.view(), tuple(self._undurable()))
+        return FrozenTable(self, self.log.view(), tuple(self._undurable()))
 
     @property
     def waiting(self) -> bool:
@@ -387,18 +344,13 @@ class PendingSegments:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes held in memory."""
+        """The bytes of rows in memory that are not durable."""
         return self.gathered_bytes + sum(segment.memory_bytes for segment in self._undurable())
 
     def within(self, position: int, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
-        """Yield the rows frozen at a position in some hash ranges, until they are durable.
-
-        Segments in memory that cannot be read by ranges are first encoded to the local disk, and stay there.
-        """
+        """Yield the rows frozen at a position in some hash ranges, until they are durable."""
         for segment in self._undurable():
             if segment.position == position:
-                if segment.in_memory and not segment.batched:
-                    self.spill(segment)
                 yield from segment.within(ranges)
 
     def spans(self) -> Iterator[tuple[int, int, int, int]]:
@@ -407,10 +359,8 @@ class PendingSegments:
         Segments in memory are first encoded to the local disk, and stay there.
         """
         for segment in self._undurable():
-            if segment.in_memory:
-                self.spill(segment)
-            about = segment.about
-            if about is not None:
+            segment.spill()
+            if (about := segment.about) is not None:
                 yield segment.position, about.namespace_min, about.namespace_max, about.rows
 
     def clear(self) -> None:

@@ -17,7 +17,6 @@ from penstock.core.schema import schema_to_text
 from penstock.state.log.segment_columns import (
     FIRST_ENTRY,
     LAST_ACCESS,
-    NAMESPACE,
     ROW,
     rows_of,
     segment_field,
@@ -96,6 +95,8 @@ class RowSpec:
     migration: Migration | None = None
     #: The window definition, for state of a window operator.
     window: str = ""
+    #: Metadata of a join (`core.evolution`), whose rows are distinguished by their time and a number; None: no join.
+    join: tuple[tuple[bytes, bytes], ...] | None = None
 
     @property
     def stored(self) -> tuple[pa.Field, ...]:
@@ -128,10 +129,11 @@ class RowSpec:
         ]
         entries = [segment_field(f.name, f.type, FIRST_ENTRY + i, nullable=True) for i, f in enumerate(self.entries)]
         access = [segment_field(LAST_ACCESS, pa.int64(), 6, nullable=True)] if self.ttl else []
+        number = [] if self.join is None else [segment_field(ROW, pa.int64(), 5, nullable=True)]
         last = max([self.last_id, *ids], default=0)
-        said = {WINDOW: self.window.encode()} if self.window else {}
+        said = {**({WINDOW: self.window.encode()} if self.window else {}), **dict(self.join or ())}
         metadata = {EVOLVES: b"1", LAST_ID: str(last).encode()} if self.evolves else said or None
-        return state_schema(self.key_schema, [*entries, *values, *access], metadata)
+        return state_schema(self.key_schema, [*number, *entries, *values, *access], metadata)
 
     @property
     def declared_schema(self) -> pa.Schema:
@@ -160,20 +162,3 @@ class RowSpec:
             taken.add(name)
             names.append(name)
         return tuple(names)
-
-
-@dataclass(frozen=True)
-class JoinRowSpec:
-    """The key and value columns of a state whose rows are distinguished by their time and a number."""
-
-    rows: RowSpec
-    #: The join's metadata in the schema; see `core.evolution`.
-    join: tuple[tuple[bytes, bytes], ...] = ()
-
-    @cached_property
-    def segment_schema(self) -> pa.Schema:
-        """The columns of this state's Parquet files: those of a value by key, and `__row` after the namespace."""
-        plain = self.rows.segment_schema
-        number = pa.field(ROW, pa.int64(), True, {"id": "5", "PARQUET:field_id": "5"})
-        schema = plain.insert(plain.get_field_index(NAMESPACE) + 1, number)
-        return schema.with_metadata({**(plain.metadata or {}), **dict(self.join)}) if self.join else schema

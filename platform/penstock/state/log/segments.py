@@ -10,7 +10,9 @@ from __future__ import annotations
 import io
 import json
 import mmap
+import tempfile
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -32,7 +34,7 @@ from penstock.state.log.segment_file import GROUPS, NAMESPACES, SegmentFile, has
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
@@ -40,41 +42,21 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32, I64
 
 
-class EncodedSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """A Parquet file in memory that is ready for upload; `position` is its place in the log."""
+@dataclass(frozen=True, slots=True)
+class EncodedSegment:
+    """A Parquet file that is ready for upload, and its manifest entry without file and writer."""
 
-    position: int
+    entry: Segment
     data: bytes
-    rows: int
-    hash_min: int
-    hash_max: int
-    namespace_min: int
-    namespace_max: int
-    tier: int = 0
-    #: Length and checksum of the file's last bytes, from the end of the last row group.
-    footer_length: int = 0
-    footer_checksum: str = ""
 
-    def with_data(self, data: bytes) -> EncodedSegment:
-        """Return a copy with other bytes."""
-        return msgspec.structs.replace(self, data=data)
+    @property
+    def position(self) -> int:
+        """The file's place in the log."""
+        return self.entry.position
 
-
-def segment_of(encoded: EncodedSegment, file: FileRef, writer: str) -> Segment:
-    """Return the manifest entry of an encoded segment that is stored in `file`."""
-    return Segment(
-        file=file,
-        position=encoded.position,
-        writer=writer,
-        rows=encoded.rows,
-        hash_min=encoded.hash_min,
-        hash_max=encoded.hash_max,
-        namespace_min=encoded.namespace_min,
-        namespace_max=encoded.namespace_max,
-        tier=encoded.tier,
-        footer_length=encoded.footer_length,
-        footer_checksum=encoded.footer_checksum,
-    )
+    def stored(self, file: FileRef, writer: str) -> Segment:
+        """Return the manifest entry of the file, which is stored in `file`."""
+        return msgspec.structs.replace(self.entry, file=file, writer=writer)
 
 
 _OWNER = "__owner"
@@ -127,17 +109,18 @@ class SegmentWriter:
         position: int,
         tier: int = 0,
         *,
-        path: Path | None = None,
+        folder: Path | None = None,
         wide: bool = False,
         limits: StateLimits = PRODUCTION,
     ) -> None:
-        """Start a file of `schema` (see `PaneTableSpec.segment_schema`), in memory or under `path`."""
+        """Start a file of `schema` (see `PaneTableSpec.segment_schema`), in memory or without a name in `folder`."""
         self._group_rows = limits.wide_group_rows if wide else limits.group_rows
         self._schema = schema
         self._position = position
         self._tier = tier
-        self._path = path
-        self._out: BinaryIO = io.BytesIO() if path is None else path.open("w+b")
+        self._out: BinaryIO = io.BytesIO()
+        if folder is not None:
+            self._out = cast("BinaryIO", tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - `close` does it
         self._sink = _Sink(self._out)
         self._writer = pq.ParquetWriter(self._sink, schema, use_dictionary=False, **_layout(schema))
         self._groups: list[tuple[int, ...]] = []
@@ -176,7 +159,7 @@ class SegmentWriter:
     def finish(self) -> EncodedSegment:
         """Return the file; if it has no row, its ranges are empty (lowest above highest).
 
-        A file under a path is unlinked and mapped: its bytes belong to the page cache, not to this process.
+        A file in a folder is mapped: its bytes belong to the page cache, not to this process.
         """
         about: dict[bytes, list[Any]] = {GROUPS: self._groups}
         if self._named is not None:
@@ -185,9 +168,10 @@ class SegmentWriter:
         start = self._sink.begin()
         self._writer.close()
         data = self._data()
-        return EncodedSegment(
+        entry = Segment(
+            file=FileRef(),
             position=self._position,
-            data=data,
+            writer="",
             rows=self._rows,
             hash_min=self._hashes[0],
             hash_max=self._hashes[1],
@@ -197,6 +181,7 @@ class SegmentWriter:
             footer_length=len(data) - start,
             footer_checksum=f"crc32:{self._sink.crc:08x}",
         )
+        return EncodedSegment(entry, data)
 
     def close(self) -> None:
         """Close the file, also of an abandoned segment; idempotent."""
@@ -207,10 +192,8 @@ class SegmentWriter:
     def _data(self) -> bytes:
         if isinstance(self._out, io.BytesIO):
             return self._out.getvalue()
-        assert self._path is not None  # noqa: S101 - for the type checker
         with self._out as out:
             out.flush()
-            self._path.unlink()
             if out.tell() < _MAPPED_BYTES:
                 out.seek(0)
                 return out.read()
@@ -304,17 +287,6 @@ def clip_of(segment: Segment, within: HashRange) -> HashRange | None:
     return HashRange(segment.clip_low, segment.clip_high).intersect(within)
 
 
-def visible_rows(hashes: I64, namespaces: I64, position: int, tombstones: Iterable[Tombstone]) -> np.ndarray:
-    """Return a mask of the rows of a segment at `position` that no tombstone hides."""
-    visible = np.ones(len(hashes), np.bool_)
-    for stone in tombstones:
-        if stone.position > position:
-            hidden = (hashes >= stone.hash_low) & (hashes <= stone.hash_high)
-            hidden &= (namespaces >= stone.namespace_low) & (namespaces <= stone.namespace_high)
-            visible &= ~hidden
-    return visible
-
-
 def read_visible(file: SegmentFile, tombstones: Sequence[Tombstone], within: HashRange) -> Iterator[pa.Table]:
     """Yield the segment's rows in its clip and the range that no tombstone hides, by row group.
 
@@ -334,7 +306,12 @@ def without_hidden(table: pa.Table, position: int, tombstones: Sequence[Tombston
     if not tombstones:
         return table
     hashes, namespaces = table.column(KEY_HASH).to_numpy(), table.column(NAMESPACE).to_numpy()
-    visible = visible_rows(hashes, namespaces, position, tombstones)
+    visible = np.ones(len(hashes), np.bool_)
+    for stone in tombstones:
+        if stone.position > position:
+            hidden = (hashes >= stone.hash_low) & (hashes <= stone.hash_high)
+            hidden &= (namespaces >= stone.namespace_low) & (namespaces <= stone.namespace_high)
+            visible &= ~hidden
     return table if visible.all() else table.filter(pa.array(visible))
 
 

@@ -135,16 +135,11 @@ class EvictionPolicy:
     limits: StateLimits = PRODUCTION
     #: Rows in memory may take one part in this many of an even share.
     hot_part: int = 2
-    _lru: LruClock = field(default_factory=LruClock)
+    lru: LruClock = field(default_factory=LruClock)
     #: Average bytes of an evicted key; 0: none was evicted yet.
     _key_bytes: int = 0
     #: The number of keys at which to look for keys without rows.
     _check_dead_at: int = 0
-
-    @property
-    def memory_bytes(self) -> int:
-        """The bytes of the LRU clock."""
-        return self._lru.nbytes
 
     @property
     def batch_rows(self) -> int:
@@ -156,10 +151,6 @@ class EvictionPolicy:
         """The most bytes of changes of evicted keys that a state holds in memory."""
         share = self.budget.share_of(self.holder)
         return min(self.limits.gathered_bytes, max(_LEAST_GATHERED, share // _GATHERED_PART))
-
-    def touch(self, slots: I32, count: int) -> None:
-        """Mark `slots` as used now; the table has `count` slots."""
-        self._lru.touch(slots, count)
 
     def full(self, hot_bytes: int, keys: int) -> bool:
         """Return whether `hot_bytes` or `keys` exceeds its limit."""
@@ -173,7 +164,7 @@ class EvictionPolicy:
         """
         share = max(1, self.budget.share_of(self.holder))
         part = self.limits.kept_keys_part
-        return self._lru.most_recent_mask(count, max(part, part * hot_bytes * self.hot_part // share))
+        return self.lru.most_recent_mask(count, max(part, part * hot_bytes * self.hot_part // share))
 
     def should_find_dead(self, count: int) -> bool:
         """Return whether a table with `count` keys should look for keys without rows."""
@@ -199,7 +190,3 @@ class EvictionPolicy:
             return most
         room = self.budget.share_of(self.holder) // _INCOMING
         return max(1, min(most, room // self._key_bytes))
-
-    def moved(self, kept: I32) -> None:
-        """Adopt a compacted numbering: the slots `kept`, in this order."""
-        self._lru.moved(kept)

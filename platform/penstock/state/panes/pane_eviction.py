@@ -1,4 +1,4 @@
-"""Rows of a pane table out of its pages: frozen ones, evicted ones, and the merge of hot and cold ones.
+"""Rows of a pane table out of its pages: frozen ones, cold ones, and the merge of hot and cold ones.
 
 Called by `state.panes.pane_table` in the owner's thread; frozen rows are encoded in any thread.
 """
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from penstock.kernels.aggregates import cold_cells as kernels
 from penstock.kernels.rows.row_order import hash_order
 from penstock.state.cells.hot_panes import CHUNK, Fired, HotPanes, rows_to_table, rows_to_tables
 from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.cells.value_heap import ValueHeap
-from penstock.state.keys.hash_ranges import inside
+from penstock.state.keys.hash_ranges import even_parts, inside
 from penstock.state.keys.key_index import KeyIndex, columns_of
-from penstock.state.log.frozen import EncodeResources
 from penstock.state.memory.limits import PRODUCTION
-from penstock.state.spill.cold_panes import parts_of
+from penstock.state.memory.slot_arrays import with_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,25 +27,58 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.core.keygroup import HashRange
-    from penstock.kernels.compiler.compile import I64
+    from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.accumulators import PaneTableSpec
     from penstock.state.cells.pane_memory import FrozenCells
-    from penstock.state.log.frozen import FrozenSource
+    from penstock.state.keys.key_index import KeyView
     from penstock.state.memory.budget import EvictionPolicy
+    from penstock.state.remote.remote_panes import ColdPaneStore
     from penstock.state.spill.cold_file import ColdFileStore
-    from penstock.state.spill.cold_panes import ColdPanes, ColdPaneStore
 
-#: Batches for encoding have one part in this many of the rows: columns take several times the memory of cells.
-_ENCODED_PART = 2
 #: Bytes that eviction needs for each evicted key: slot, hash, position in the order and a copy.
 _LEAVING_BYTES = 32
 
 
-def encode_resources(policy: EvictionPolicy, source: FrozenSource) -> EncodeResources:
-    """Return the resources to encode a table's segments in bounded memory."""
-    rows, name = max(1, policy.batch_rows // _ENCODED_PART), f"{source.uid}-{source.state}"
-    return EncodeResources(directory=source.directory, name=name, rows=rows, budget=policy.budget)
+class ColdPanes:
+    """The cold part of one table, and which slots may have rows in it."""
+
+    def __init__(self, rows: ColdPaneStore) -> None:
+        """Start without cold rows."""
+        #: The cold rows; changes of those that are put there are already in a segment, or in the file of changes.
+        self.rows = rows
+        self._maybe = np.zeros(0, np.uint8)
+        self._known = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes of the slot table."""
+        return int(self._maybe.nbytes)
+
+    def note_slots(self, count: int) -> None:
+        """Record new slots, up to `count`: they may have cold rows if the store has any."""
+        self._maybe = with_room(self._maybe, count)
+        self._maybe[self._known : count] = 1 if self.rows.panes else 0
+        self._known = count
+
+    def moved(self, kept: I32) -> None:
+        """Adopt the numbering of a rebuilt table: only these slots, in this order."""
+        self._maybe = self._maybe[kept]
+        self._known = len(kept)
+
+    def fetch(self, keys: KeyView, requested: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
+        """Load the cold rows of (slots, panes) into the new cells of `target` = (cells, cell of each).
+
+        Values that they refer to are put into `heap`.
+        """
+        if not self.rows.panes:
+            return
+        slots, panes = requested
+        cells, cell = target
+        out = np.empty(len(slots), np.int64)
+        rows = out[: kernels.absent_rows(cells, cell, slots, self._maybe, out)]
+        if len(rows):
+            self.rows.fetch(keys, (slots[rows], panes[rows]), (cells, cell[rows]), heap)
 
 
 def evict_to_file(policy: EvictionPolicy, hot: HotPanes, cold: ColdPanes, changes: ColdFileStore) -> HotPanes:
@@ -68,9 +101,18 @@ def evict_to_file(policy: EvictionPolicy, hot: HotPanes, cold: ColdPanes, change
         cold.rows.put(keys, rows)
     stays = hot.rebuilt_in_batches(kept, batch)
     cold.moved(kept)
-    policy.moved(kept)
+    policy.lru.moved(kept)
     policy.budget.work(f"{policy.holder}/evict", 0)
     return stays
+
+
+#: Cold rows that are merged with hot ones at a time.
+_PART_ROWS = 200_000
+
+
+def _parts_of(rows: int, owned: HashRange, most: int = _PART_ROWS) -> list[HashRange]:
+    """Return hash ranges with a bounded number of rows each, about `most`."""
+    return even_parts(owned, max(1, -(-rows // most)))
 
 
 def fire_with_cold(hot: HotPanes, cold: ColdPaneStore, panes: list[int], owned: HashRange) -> Iterator[Fired]:
@@ -79,7 +121,7 @@ def fire_with_cold(hot: HotPanes, cold: ColdPaneStore, panes: list[int], owned: 
     hashes = keys.hashes[rows.slots]
     of_window = np.isin(rows.panes, np.array(panes, np.int64)) & (rows.cells[:, 0] > 1)
     cold_panes = sorted(set(panes).intersection(cold.panes))
-    for part in parts_of(sum(map(cold.rows_of, cold_panes)), owned):
+    for part in _parts_of(sum(map(cold.rows_of, cold_panes)), owned):
         merged = HotPanes(hot.spec)
         for pane in cold_panes:
             for piece in cold.scan(pane, part, merged.heap):
@@ -188,7 +230,7 @@ def _merged(parts: list[PaneCells], width: int) -> PaneCells:
     )
 
 
-_PART_ROWS = 65_536
+_WHOLE_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +253,7 @@ class FrozenCold:
 
     def whole(self) -> Iterator[pa.Table]:
         """Yield the rows as columns of a segment, sorted by hash."""
-        return self.tables(_PART_ROWS)
+        return self.tables(_WHOLE_ROWS)
 
     def within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
         """Yield the rows in some hash ranges."""
@@ -224,7 +266,7 @@ class FrozenCold:
     def tables(self, rows: int) -> Iterator[pa.Table]:
         """Yield the rows as columns of a segment, one hash range at a time."""
         for pane in self.rows.panes:
-            for part in parts_of(self.rows.rows_of(pane), self.owned, rows):
+            for part in _parts_of(self.rows.rows_of(pane), self.owned, rows):
                 yield from self._of(self.rows.scan(pane, part, most=rows))
 
     def _of(self, chunks: Iterable[tuple[KeyColumns, I64, I64, I64]]) -> Iterator[pa.Table]:

@@ -13,17 +13,17 @@ from penstock.state.cells.accumulators import AccumulatorInput, PaneTableSpec
 from penstock.state.cells.hot_panes import Fired, HotPanes, overflow, table_to_rows
 from penstock.state.cells.pane_memory import add_rows
 from penstock.state.keys.key_index import KeyCounts, KeyIndex, canonical
+from penstock.state.log.frozen import EncodeResources
 from penstock.state.memory.budget import EvictionPolicy
 from penstock.state.panes.pane_eviction import (
+    ColdPanes,
     FrozenCold,
     FrozenPanes,
-    encode_resources,
     evict_to_file,
     fire_with_cold,
     pane_rows,
 )
-from penstock.state.remote.remote_panes import RemotePanes
-from penstock.state.spill.cold_panes import ColdPanes
+from penstock.state.remote.remote_panes import ColdPaneStore, RemotePanes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSegment, FrozenSource, FrozenTable
     from penstock.state.memory.budget import MemoryBudget
     from penstock.state.spill.cold_file import ColdFileStore
-    from penstock.state.spill.cold_panes import ColdPaneStore
 
 
 _MANY = 1 << 31
+#: Batches for encoding have one part in this many of the rows: columns take several times the memory of cells.
+_ENCODED_PART = 2
 #: Hot rows of a table with a cold file may take one part in this many of its share.
 _FILE_PART = 3
 
@@ -54,18 +55,19 @@ class PaneTable:
         self.source = source
         self.spec = spec
         self._budget = budget
+        self._holder = f"{source.writer}/{source.uid}/{source.state}"
         self._limits = source.limits
         bounded_memory = cold is not None and cold.bounded_memory
         self._hot = HotPanes(self.spec, small=bounded_memory)
-        source.memory = self._hot.memory
+        source.copy_frozen = self._hot.memory.copy_frozen
         self._cold = None if cold is None else ColdPanes(cold)
         #: Whether memory has a bound that the table always obeys: its cold rows are in a file.
         self._bounded = bounded_memory
         self._policy = self._new_policy()
-        self._pending = source.pending
         if bounded_memory or self.spec.value_words:
             source.directory.mkdir(parents=True, exist_ok=True)
-            self._pending.room = encode_resources(self._policy, source)
+            rows = max(1, self._policy.batch_rows // _ENCODED_PART)
+            source.room = EncodeResources(holder=f"{source.uid}-{source.state}", rows=rows, budget=budget)
         #: A file of changed rows that were evicted since the last freeze.
         self._evicted: ColdFileStore | None = None
         self._remote = cold if isinstance(cold, RemotePanes) else None
@@ -188,10 +190,10 @@ class PaneTable:
     def freeze(self) -> FrozenTable:
         """Freeze the table."""
         if self._evicted is not None and self._evicted.panes:  # older than the rows in memory
-            self._pending.add(FrozenCold(self.spec, self._evicted, self.source.hash_range))
+            self.source.add(FrozenCold(self.spec, self._evicted, self.source.hash_range))
             self._evicted = None
         self._freeze_dirty()
-        return self._pending.frozen()
+        return self.source.frozen()
 
     def load(self, table: pa.Table) -> None:
         """Add restored rows, newest last."""
@@ -203,7 +205,7 @@ class PaneTable:
         self._make_room(table.num_rows)
         keys, hashes, panes, cells = table_to_rows(self.spec, table, self.heap)
         self._restored(cells)
-        slots = self._upsert(keys, hashes)
+        slots = self.upsert(keys, hashes)
         if self._cold is not None:
             self._note_slots(slots)
             deleted = cells[:, 0] == 0
@@ -231,10 +233,6 @@ class PaneTable:
         limits = self._limits.changed(kept_keys_part=kept)
         return EvictionPolicy(self._budget, self._holder, limits, part)
 
-    @property
-    def _holder(self) -> str:
-        return f"{self.source.writer}/{self.source.uid}/{self.source.state}"
-
     def _freeze_dirty(self) -> FrozenSegment | None:
         """Freeze the changed rows in memory, or all rows to replace saved ones; None if no row has changed."""
         whole, log, hot = self._worth_whole(), self.source.log, self._hot
@@ -246,7 +244,7 @@ class PaneTable:
             return None
         # the memory of values that cells refer to is kept as long as the frozen rows
         frozen = FrozenPanes(self.spec, rows, hot.heap.pinned, self._limits.encoded_rows)
-        return self._pending.add(frozen, position=position)
+        return self.source.add(frozen, position=position)
 
     def _evicted_within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
         """Yield the changed rows evicted since the last freeze, as columns of a segment."""
@@ -255,13 +253,13 @@ class PaneTable:
 
     def _cells_of(self, keys: KeyColumns, hashes: I64, panes: I64) -> I64:
         """Return the cell of every row, created or loaded if it is not in memory."""
-        slots = self._upsert(keys, hashes)
+        slots = self.upsert(keys, hashes)
         cell = self._hot.memory.locate(slots, panes, self._hot.index.count)
         if self._cold is not None:
             self._fetch(slots, panes, cell)
         return cell
 
-    def _upsert(self, keys: KeyColumns, hashes: I64) -> I32:
+    def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
         """Return the slot of every row, created if the key is new; the next call reuses the array."""
         return self._hot.index.upsert(keys, hashes)
 
@@ -274,13 +272,13 @@ class PaneTable:
 
     def _bounded_bytes(self, count: int) -> int:
         """Return the bytes of a table with `count` keys, with the tables by slot."""
-        by_slot = self._policy.memory_bytes + (0 if self._cold is None else self._cold.memory_bytes)
+        by_slot = self._policy.lru.nbytes + (0 if self._cold is None else self._cold.memory_bytes)
         return self._hot.bytes_with(count) + by_slot
 
     def _report(self) -> None:
         self._budget.report(self._holder, self._hot_bytes())
-        if self._pending.waiting:
-            self._budget.work(f"{self._holder}/frozen", self._pending.memory_bytes)
+        if self.source.waiting:
+            self._budget.work(f"{self._holder}/frozen", self.source.memory_bytes)
 
     def _make_room(self, rows: int) -> None:
         """Evict keys if needed before `rows` rows are added."""
@@ -307,7 +305,7 @@ class PaneTable:
         if self.spec.value_words and (budget.exceeded or self.heap.full):
             self._compact_heap()
             self._report()
-        if budget.exceeded and self._hot.index.disable_dense_keys():
+        if budget.exceeded and self._hot.index.dense.disable():
             self._report()
         if budget.exceeded:
             raise budget.error(f"keyed state of {self.source.uid}", ", or set state_backend=rocksdb to use the disk")
@@ -354,8 +352,8 @@ class PaneTable:
         self._hot.memory.copy_all_frozen()
         kept = np.nonzero(keep)[0].astype(np.int32)
         self._hot = self._hot.rebuilt(kept)
-        self.source.memory = self._hot.memory
-        self._policy.moved(kept)
+        self.source.copy_frozen = self._hot.memory.copy_frozen
+        self._policy.lru.moved(kept)
         if self._cold is not None:
             self._cold.moved(kept)
         if self.spec.value_words:
@@ -364,7 +362,7 @@ class PaneTable:
     def _note_slots(self, slots: I32) -> None:
         """Mark slots, some of them new, as used."""
         assert self._cold is not None  # noqa: S101 - for the type checker
-        self._policy.touch(slots, self._hot.index.count)
+        self._policy.lru.touch(slots, self._hot.index.count)
         self._cold.note_slots(self._hot.index.count)
 
     def _fetch(self, slots: I32, panes: I64, cell: I64) -> None:
@@ -383,13 +381,13 @@ class PaneTable:
             self._evicted = self._evicted or self._cold.rows.for_changes()
             assert self._evicted is not None  # noqa: S101 - cold rows in files support it
             self._hot = evict_to_file(self._policy, self._hot, self._cold, self._evicted)
-            self.source.memory = self._hot.memory
+            self.source.copy_frozen = self._hot.memory.copy_frozen
             self._report()
             return
         segment = self._freeze_dirty()
         self._hot.memory.copy_all_frozen()
         if segment is not None:
-            self._pending.spill(segment)
+            segment.spill()
         keep, rows = self._policy.kept_mask(self._hot.index.count), self._hot.memory.present()
         self._put_cold(rows.chosen(~keep[rows.slots]), keep)
         self._rebuild(keep)

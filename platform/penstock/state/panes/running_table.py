@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.kernels.aggregates import merge
 from penstock.kernels.aggregates import running_kernels as running
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSegment, FrozenSource, FrozenTable
     from penstock.state.log.ttl import Ttl
     from penstock.state.memory.budget import MemoryBudget
-    from penstock.state.spill.cold_panes import ColdPaneStore
+    from penstock.state.remote.remote_panes import ColdPaneStore
 
 #: Keys that a sweep checks after every batch, and at a barrier.
 SWEEP, SWEEP_AT_FREEZE = 1024, 65_536
@@ -101,8 +102,8 @@ class RunningTable(PaneTable):
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the row of one key, if it has not expired; see `state.store.StateTable`."""
-        found, ttl = super().look_up(keys, hashes, most), self.source.ttl
-        return found if ttl is None else found.filter(pa.array(found.column(LAST_ACCESS).to_numpy() > ttl.deadline))
+        found, deadline = super().look_up(keys, hashes, most), self.source.deadline
+        return found if deadline is None else found.filter(pc.field(LAST_ACCESS) > deadline)
 
     def freeze(self) -> FrozenTable:
         """Freeze the table, after a sweep of a part of it for expired rows."""
@@ -166,4 +167,4 @@ class RunningTable(PaneTable):
         """
         cold = self._cold is not None and bool(self._cold.rows.panes)
         most = 2 * self._changed >= self._hot.index.count and self._changed > 0
-        return most and bool(self.source.log.entries) and not cold and not self._hot.memory.uncopied
+        return most and bool(self.source.log.entries) and not cold and not self._hot.memory.frozen

@@ -115,10 +115,6 @@ class ColdSessions:
             self._due.forget(keys, taken.slots, rows.columns[0].to_numpy()[firsts])
         return self._cells_of(taken.slots, rows, heap), rows.columns[1].to_numpy()
 
-    def forget(self, keys: KeyView, slots: I32) -> None:
-        """Remove the records of keys, if they were fetched again while the keys were in memory."""
-        self._store.delete(keys, slots)
-
     def look_up(self, keys: KeyView, slots: I32, heap: ValueHeap) -> PaneCells | None:
         """Return the cells of these keys; `heap` as in `take`."""
         rows = self._store.look_up(keys, slots, self._number)
@@ -265,7 +261,7 @@ class SessionTable(PaneTable):
 
     def sessions_with(self, keys: KeyColumns, hashes: I64, times: I64) -> tuple[I32, I64]:
         """Return the sessions, in the form of `sessions`, that contain a row of one of these keys and times."""
-        rule, slots = self.rule, self._upsert(keys, hashes).copy()
+        rule, slots = self.rule, self.upsert(keys, hashes).copy()
         owners, cells = self.sessions(np.unique(slots))
         count = len(owners)
         order = np.lexsort(
@@ -298,7 +294,7 @@ class SessionTable(PaneTable):
 
     def in_open_session(self, keys: KeyColumns, hashes: I64, times: I64) -> np.ndarray:
         """Return a mask of the rows that are in, or at most a gap from, an open session of their key."""
-        rule, slots = self.rule, self._upsert(keys, hashes).copy()
+        rule, slots = self.rule, self.upsert(keys, hashes).copy()
         found = np.zeros(len(slots), np.bool_)
         cells = self._hot.memory.cells
         for pane in self._hot.memory.panes:
@@ -364,12 +360,13 @@ class SessionTable(PaneTable):
         first = np.argsort(rows.panes)[:most]
         return rows_to_table(self.spec, view, rows.chosen(first))
 
-    def _upsert(self, keys: KeyColumns, hashes: I64) -> I32:
+    def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
+        """Return the slot of every row; a key that is new to memory comes with its sessions."""
         known = self._hot.index.count
-        slots = super()._upsert(keys, hashes)
+        slots = super().upsert(keys, hashes)
         count = self._hot.index.count
         if self._cold_sessions is not None:
-            self._policy.touch(slots, count)
+            self._policy.lru.touch(slots, count)
             if count > known and self.remote is not None:
                 self.remote.fetcher.ensure(self._hot.index.hashes[known:])
             if count > known:
@@ -404,10 +401,6 @@ class SessionTable(PaneTable):
     def index(self) -> KeyIndex:
         """The keys in memory; replaced when slots are renumbered."""
         return self._hot.index
-
-    def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
-        """Return the slot of every row; a key that is new to memory comes with its sessions."""
-        return self._upsert(keys, hashes)
 
     def find(self, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
         """Return the single key as a slot of a view, and whether it is in memory; changes no state."""
@@ -449,7 +442,7 @@ class SessionTable(PaneTable):
             view = index.view()
             every = np.arange(index.count, dtype=np.int32)
             for piece in slot_batches(every, self._policy.most_incoming(_DUE_KEYS)):
-                self._upsert(columns_of(view, piece), view.hashes[piece])
+                self.upsert(columns_of(view, piece), view.hashes[piece])
                 self._check_memory()
 
     @property
@@ -459,7 +452,7 @@ class SessionTable(PaneTable):
 
     def _hot_bytes(self) -> int:
         timers = 0 if self._timers is None else self._timers.hot_bytes
-        return super()._hot_bytes() + self._policy.memory_bytes + self._due_at.nbytes + self._fired_to.nbytes + timers
+        return super()._hot_bytes() + self._policy.lru.nbytes + self._due_at.nbytes + self._fired_to.nbytes + timers
 
     def _check_memory(self) -> None:
         if self._cold_sessions is None:
@@ -484,7 +477,7 @@ class SessionTable(PaneTable):
         self._cold_sessions.put(view, rows, due, self._fired_until(rows.slots))
         if self._timers is not None:
             self._register(self._timers, rows.slots, due)
-            self._timers.source.pending.gather(self._timers.unsaved(), self._policy.gathered_bytes)
+            self._timers.source.gather(self._timers.unsaved(), self._policy.gathered_bytes)
             leaving = np.flatnonzero(~keep).astype(np.int32)
             self._timers.evict_keys(view, leaving[np.argsort(view.hashes[leaving])])
 
@@ -495,10 +488,10 @@ class SessionTable(PaneTable):
 
     def _rebuild(self, keep: np.ndarray) -> None:
         kept = np.flatnonzero(keep).astype(np.int32)
-        if self._cold_sessions is not None and self.remote is not None:
+        if self.cold is not None and self.remote is not None:  # records may have been fetched again for keys in memory
             rows, without = self._hot.memory.present(), ~keep
             without[rows.slots[rows.cells[:, 0] > 1]] = False
-            self._cold_sessions.forget(self._hot.index.view(), np.flatnonzero(without).astype(np.int32))
+            self.cold.delete(self._hot.index.view(), np.flatnonzero(without).astype(np.int32))
         if self.rule.lateness and self._cold_sessions is not None:
             self._fired_to = self._fitted(self._fired_to)[kept]
         if self._timers is not None:

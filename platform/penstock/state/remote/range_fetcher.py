@@ -162,12 +162,7 @@ class RemoteTable(Protocol[_Rows]):
         """The approximate bytes of each region on the local disk."""
 
     def current(self, ranges: Sequence[HashRange]) -> Sequence[Iterable[pa.Table]]:
-        """Return the current rows of each log in some hash ranges, oldest first.
-
-        Raises:
-            StorageError: the object store cannot be read.
-            SnapshotDamagedError: a file is missing or damaged.
-        """
+        """Return the current rows of each log in some hash ranges, oldest first; raises as `RangeFetcher.ensure`."""
 
     def merged(self, tables: Sequence[Iterable[pa.Table]]) -> _Rows:
         """Return rows of each log, oldest first, in the form that is stored locally; any thread."""
@@ -191,12 +186,7 @@ class BackgroundFetch(Generic[_Rows]):
     rows: _Rows | None = None
 
     def run(self) -> None:
-        """Read the rows.
-
-        Raises:
-            StorageError: the object store cannot be read.
-            SnapshotDamagedError: a file is missing or damaged.
-        """
+        """Read the rows; raises as `RangeFetcher.ensure`."""
         self.rows = self.read()
 
     def install(self) -> None:

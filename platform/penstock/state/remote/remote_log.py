@@ -119,14 +119,13 @@ class RemoteLog:
         With `groups` only these row groups of each of the `files` are read, with `waiting` only these positions of
         other segments.
         """
-        pending = self._source.pending
-        pending.flush(spilled=True)
+        self._source.flush(spilled=True)
         saved = iter(self.tables(ranges) if groups is None else self.groups(self.files(), groups, ranges))
         for entry in self._source.log.entries:
             if entry.segment is not None:
                 yield from next(saved)
             elif waiting is None or entry.position in waiting:
-                yield from pending.within(entry.position, ranges)
+                yield from self._source.within(entry.position, ranges)
 
     def merged(self, tables: Iterable[pa.Table]) -> pa.Table:
         """Return the newest ones of these rows, oldest first, sorted by hash; any thread."""

@@ -6,7 +6,7 @@ Called by `PaneTable` in the owner's thread; base reads by a background thread.
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.log.segment_columns import NAMESPACE
 from penstock.state.remote.range_fetcher import RangeFetcher
 from penstock.state.remote.remote_log import RemoteLog
+from penstock.state.spill.cold_file import ColdFileStore
+from penstock.state.spill.cold_panes import SortedColdStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,8 +34,10 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.segment_file import SegmentFile
     from penstock.state.remote.remote_log import Reader
-    from penstock.state.spill.cold_file import ColdFileStore
-    from penstock.state.spill.cold_panes import RegionStore
+
+
+#: A store of pane rows on the local disk.
+LocalPaneStore: TypeAlias = ColdFileStore | SortedColdStore
 
 
 def _read_namespaces(file: SegmentFile) -> set[int]:
@@ -46,7 +50,7 @@ _MANY_ROWS = 1 << 20
 
 
 class RemotePanes:
-    """The cold rows of one table (`cold_panes.ColdPaneStore`), a part of which is on the local disk.
+    """The cold rows of one table, a part of which is on the local disk.
 
     Its rows are fetched as one `range_fetcher.RemoteTable`.
     """
@@ -54,15 +58,16 @@ class RemotePanes:
     _evicted: Callable[[Sequence[HashRange]], Iterable[pa.Table]]
 
     def __init__(
-        self, source: FrozenSource, spec: PaneTableSpec, reader: Reader, local: RegionStore, limit_bytes: int
+        self, source: FrozenSource, spec: PaneTableSpec, reader: Reader, local: LocalPaneStore, limit_bytes: int
     ) -> None:
         """Read the footers of the restored segments; about `limit_bytes` may be taken on the local disk."""
         self._source, self._spec, self._local = source, spec, local
         self._limits = source.limits
+        #: Whether local rows are in files.
+        self.bounded_memory = local.bounded_memory
         self._log = RemoteLog(source, reader)
         self.logs = [self._log]
         restored = self._log.rows > 0
-        local.expect(self._log.rows)
         self.fetcher: RangeFetcher[HotPanes] = RangeFetcher(
             self, local.regions, limit_bytes, source.limits, source.limits.fetched_rows
         )
@@ -80,11 +85,6 @@ class RemotePanes:
         self._evicted = evicted
         if self._source.ttl is not None:
             self._source.ttl.clock.restored(self._log.newest_access())
-
-    @property
-    def bounded_memory(self) -> bool:
-        """Whether local rows are in files."""
-        return self._local.bounded_memory
 
     @property
     def panes(self) -> list[int]:
@@ -109,12 +109,7 @@ class RemotePanes:
         return self._local.for_changes()
 
     def fetch(self, keys: KeyView, requested: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
-        """Copy the cells of (slots, panes) into the empty cells of `target`; fetches missing ranges.
-
-        Raises:
-            StorageError: the object store cannot be read.
-            SnapshotDamagedError: a file is missing or damaged.
-        """
+        """Copy the cells of (slots, panes) into the empty cells of `target`; raises as `RangeFetcher.ensure`."""
         rows = np.flatnonzero(np.isin(requested[1], self.panes))
         if len(rows) == 0:
             return
@@ -192,3 +187,7 @@ class RemotePanes:
             named = _read_namespaces(file) if file.namespaces is None else file.namespaces
             found.update(pane for pane in named if not self._log.closed(file.segment, pane))
         return found
+
+
+#: A store of the pane rows that are not in memory.
+ColdPaneStore: TypeAlias = LocalPaneStore | RemotePanes

@@ -9,7 +9,8 @@ when one of its keys is used or rows of one of its times are requested. Called b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from penstock.kernels.compiler.compile import I64
     from penstock.state.log.frozen import FrozenSource
-    from penstock.state.log.row_spec import JoinRowSpec
+    from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.segment_file import SegmentFile
     from penstock.state.remote.remote_log import Reader
 
@@ -43,44 +44,16 @@ _LARGER = 2
 _ROW_BYTES = 128
 
 
-class JoinTable(Protocol):
-    """The join side's own rows, and properties of all its rows (`join_buffer.JoinBuffer`)."""
-
-    @property
-    def source(self) -> FrozenSource:
-        """The state's names and its log."""
-
-    @property
-    def spec(self) -> JoinRowSpec:
-        """The columns of the state."""
-
-    @property
-    def on_fetched(self) -> Callable[[I64], None]:
-        """A callback that receives the times of rows fetched from the object store."""
-
-    @property
-    def cleaned(self) -> int:
-        """The time up to which rows were removed."""
-
-    @property
-    def own_bytes(self) -> int:
-        """The bytes in files of rows that do not belong to the log."""
-
-    def forget_durable(self) -> int | None:
-        """Forget the oldest received rows, as long as all of them are in durable segments.
-
-        Return the number below which all rows now belong to the log; None: none was forgotten.
-        """
-
-
 class RemoteSide:
     """The rows of one side that belong to the log."""
 
-    def __init__(self, table: JoinTable, owner: RemoteRuns, reader: Reader) -> None:
+    def __init__(self, log: RemoteLog, spec: RowSpec, owner: RemoteRuns) -> None:
         """Read the footers of the restored segments."""
-        self.table = table
-        self.log = RemoteLog(table.source, reader)
-        self._owner = owner
+        self.log, self._spec, self.owner = log, spec, owner
+        #: Callback that receives the times of fetched rows.
+        self.on_fetched: Callable[[I64], None] = lambda _: None
+        #: The time up to which rows were removed.
+        self._cleaned = MIN_TIMESTAMP
         #: Rows with lower numbers belong to the log.
         self.below = 1 + max((_last_row(file) for file in self.log.files()), default=-1)
         #: The local rows, by region.
@@ -92,16 +65,9 @@ class RemoteSide:
         """The local runs."""
         return (run for runs in self.local for run in runs)
 
-    def ensure(self, hashes: I64) -> None:
-        """Fetch the missing rows of these hashes."""
-        self._owner.fetcher.ensure(hashes)
-
-    def fetch_span(self, low: int, high: int, part: HashRange) -> None:
-        """Fetch the missing rows between two times (inclusive) in a hash range."""
-        self._owner.fetch_span(low, high, part)
-
     def clean(self, up_to: int) -> None:
         """Drop runs that have no row later than `up_to`."""
+        self._cleaned = up_to
         self.local = [[run for run in runs if run.high > up_to] for runs in self.local]
 
     def spans(self) -> I64:
@@ -111,38 +77,33 @@ class RemoteSide:
         found = [self._spans[id(file)][1] for file in files]
         return np.concatenate([np.empty((5, 0), np.int64), *found], axis=1)
 
-    def tables(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
-        """Yield the durable rows of the log in some hash ranges, oldest first; read when the first is taken."""
-        for tables in self.log.tables(ranges):
-            yield from tables
-
     def put(self, tables: Iterable[pa.Table], wanted: Callable[[I64], np.ndarray]) -> None:
         """Store rows of the log in local files; `wanted` selects them by hash."""
         rows = self._chosen(tables, wanted)
         if rows is None:
             return
-        index, spec = KeyIndex(self.table.spec.rows.key_schema), self.table.spec.rows
+        index, spec = KeyIndex(self._spec.key_schema), self._spec
         hashes = rows.column(KEY_HASH).to_numpy()
         slots = index.upsert(key_columns(rows, tuple(spec.key_schema.names)), hashes).copy()
         times, values = rows.column(NAMESPACE).to_numpy(), [rows.column(name) for name in spec.value_names]
-        regions = self._owner.fetcher.fetch_ranges.regions_of(hashes)
+        regions = self.owner.fetcher.fetch_ranges.regions_of(hashes)
         for region in np.unique(regions).tolist():
             mine = np.flatnonzero(regions == region)
             run = Run.of(slots[mine], times[mine], [value.take(pa.array(mine)) for value in values])
-            run_files = self._owner.run_files_by_region[region]
+            run_files = self.owner.run_files_by_region[region]
             self.local[region].append(join_runs.written(run, index.view(), run_files, 0))
-            self.local[region] = join_runs.halved(self.local[region], run_files, self.table.cleaned)
-        self.table.on_fetched(times)
+            self.local[region] = join_runs.halved(self.local[region], run_files, self._cleaned)
+        self.on_fetched(times)
 
     def _chosen(self, tables: Iterable[pa.Table], wanted: Callable[[I64], np.ndarray]) -> pa.RecordBatch | None:
         """Return the rows that belong to the log and were not cleaned, in order of arrival; None: no rows."""
-        schema = self.table.spec.segment_schema
+        schema = self._spec.segment_schema
         every = [conform_table(table, schema) for table in tables if table.num_rows]
         if not every:
             return None
         table = pa.concat_tables(every)
         numbers = table.column(ROW).to_numpy()
-        kept = (numbers < self.below) & (table.column(NAMESPACE).to_numpy() > self.table.cleaned)
+        kept = (numbers < self.below) & (table.column(NAMESPACE).to_numpy() > self._cleaned)
         kept &= wanted(table.column(KEY_HASH).to_numpy())
         rows = np.flatnonzero(kept)
         rows = rows[np.argsort(numbers[rows], kind="stable")]
@@ -163,25 +124,21 @@ class RemoteRuns:
         self._folder = folder
         self.run_files_by_region = [self._new_run_files() for _ in self.regions]
         self._reader = reader
-        self._limit = limit_bytes
+        #: The bytes on the local disk; the rows that do not belong to the log should take at most half of them.
+        self.limit_bytes = limit_bytes
         self._sides: list[RemoteSide] = []
         self.fetcher: RangeFetcher[list[list[pa.Table]]] = RangeFetcher(
             self, self.regions, limit_bytes, limits, limits.prefetched_rows
         )
 
-    def follow(self, table: JoinTable) -> RemoteSide:
+    def follow(self, source: FrozenSource, spec: RowSpec) -> RemoteSide:
         """Add a side; both are added before the first key is used."""
-        side = RemoteSide(table, self, self._reader)
+        side = RemoteSide(RemoteLog(source, self._reader), spec, self)
         self._sides.append(side)
         return side
 
     def fetch_span(self, low: int, high: int, part: HashRange = ALL_HASHES) -> None:
-        """Fetch the missing ranges with rows between two times and in a hash range.
-
-        Raises:
-            StorageError: the object store cannot be read.
-            SnapshotDamagedError: a file is missing or damaged.
-        """
+        """Fetch the missing ranges with rows between two times and in a hash range; raises as `RangeFetcher.ensure`."""
         if not self.fetcher.fetch_ranges.local.all():
             self.fetcher.ensure_ranges(lambda: self._ranges_between(low, high, part))
 
@@ -196,7 +153,7 @@ class RemoteRuns:
             unseen = requested[~fetch_ranges.fetched[requested]]
             if len(unseen) == 0:
                 return
-            rows = min(self._limits.fetched_rows, self._limit // _ROW_BYTES)
+            rows = min(self._limits.fetched_rows, self.limit_bytes // _ROW_BYTES)
             self.fetcher.fetch(unseen[: self.fetcher.together(rows)])
             self.fetcher.make_space()  # this renumbers fetch ranges
 
@@ -222,17 +179,10 @@ class RemoteRuns:
             total += int(rows[(last >= low) & (first <= high)].sum())
         return total * _ROW_BYTES
 
-    def settle(self) -> None:
-        """Hand durable rows of the table's own files over to the log, if they exceed half of the disk limit."""
-        own = sum(side.table.own_bytes for side in self._sides)
-        if own * 2 <= self._limit:
-            return
-        gone = [side.table.forget_durable() for side in self._sides]
-        if any(below is not None for below in gone):
-            for side, below in zip(self._sides, gone, strict=True):
-                side.below = side.below if below is None else below
-            for region in range(len(self.regions)):
-                self.fetcher.drop(region)
+    def drop_local(self) -> None:
+        """Drop all local rows: more rows belong to the log than at their fetch."""
+        for region in range(len(self.regions)):
+            self.fetcher.drop(region)
 
     def close(self) -> None:
         """Free the disk space."""
@@ -257,7 +207,7 @@ class RemoteRuns:
 
     def current(self, ranges: Sequence[HashRange]) -> list[Iterable[pa.Table]]:
         """Return the durable rows of each side in some hash ranges."""
-        return [side.tables(ranges) for side in self._sides]
+        return [chain.from_iterable(side.log.tables(ranges)) for side in self._sides]
 
     def merged(self, tables: Sequence[Iterable[pa.Table]]) -> list[list[pa.Table]]:
         """Return the rows as they are: each is in one segment."""

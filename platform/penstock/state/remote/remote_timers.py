@@ -69,7 +69,6 @@ class RemoteTimers:
         """Prepare; the footers of the restored segments are read on demand."""
         self._source = source
         self._spec = spec
-        self._pending = source.pending
         self._cold = cold
         self._log = RemoteLog(source, reader)
         #: All timers before this time are local; None: all timers are.
@@ -84,12 +83,7 @@ class RemoteTimers:
 
     @property
     def least(self) -> int | None:
-        """A lower bound of the times of remote timers; None: all timers are local.
-
-        Raises:
-            StorageError: the object store cannot be read.
-            SnapshotDamagedError: a file is missing or damaged.
-        """
+        """A lower bound of the times of remote timers; None: all timers are local; raises as `RemoteLog.files`."""
         if self._reached is None:
             return None
         if self._least is None:
@@ -121,12 +115,7 @@ class RemoteTimers:
         return found
 
     def fetch_next(self) -> None:
-        """Fetch the next timers, including those deleted in memory since the last freeze.
-
-        Raises:
-            StorageError: the object store cannot be read.
-            SnapshotDamagedError: a file is missing or damaged.
-        """
+        """Fetch the next timers, also those deleted in memory since the last freeze; raises as `RemoteLog.files`."""
         spans, begin = self._spans(), self.least
         if begin is None:
             return
@@ -148,7 +137,7 @@ class RemoteTimers:
     def _spans(self) -> list[TimerSpan]:
         """Return the spans of remote timers."""
         begin = MIN_TIMESTAMP if self._reached is None else self._reached
-        self._pending.flush(spilled=True)
+        self._source.flush(spilled=True)
         found: list[TimerSpan] = []
         for file in self._log.files():
             if file.segment.namespace_max < begin:
@@ -156,7 +145,7 @@ class RemoteTimers:
             for group in file.groups:
                 low, high = file.namespaces_of(group)
                 found.append(TimerSpan(low, high, group.rows, file.segment.position, file, group))
-        found += [TimerSpan(low, high, rows, position) for position, low, high, rows in self._pending.spans()]
+        found += [TimerSpan(low, high, rows, position) for position, low, high, rows in self._source.spans()]
         return [span for span in found if span.high >= begin and span.low <= span.high]
 
     def _merged(self, chosen: Sequence[TimerSpan], begin: int, until: int) -> tuple[KeyIndex, I32, I64]:

@@ -1,21 +1,19 @@
-"""The cold side of a pane table: its rows on disk, which panes have any, and cells packed as byte records.
+"""Cold rows of a pane table in RocksDB: cells packed as byte records, for keys and values of any type.
 
-Called by `PaneTable` in the owner's thread.
+Called by `PaneTable` and by remote state in the owner's thread.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.kernels.aggregates import cold_cells as cold_kernels
 from penstock.kernels.aggregates import pages as kernels
 from penstock.kernels.aggregates import values as value_kernels
-from penstock.state.keys.hash_ranges import RECORD_BYTES, LocalBytes, even_parts
+from penstock.state.keys.hash_ranges import RECORD_BYTES, LocalBytes
 from penstock.state.keys.sorted_keys import bound, bounds, decode_keys, encode_keys
-from penstock.state.memory.slot_arrays import with_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.state.cells.pane_memory import PaneCells
     from penstock.state.cells.value_heap import ValueHeap
     from penstock.state.keys.key_index import KeyView
-    from penstock.state.spill.cold_file import ColdFileStore
+    from penstock.state.spill.rocksdb import RocksStore
 
 #: Bytes of records that are packed at a time; packing needs several copies of them.
 _PIECE_BYTES = 1 << 20
@@ -85,102 +83,21 @@ def _split_bytes(data: bytes, edges: Sequence[int]) -> list[bytes]:
     return [data[first:stop] for first, stop in pairwise(edges)]
 
 
-#: Cold rows that are merged with hot ones at a time.
-_PART_ROWS = 200_000
-
-
-class ColdStore(Protocol):
-    """Sorted keys and values on the local disk."""
-
-    def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Write or replace."""
-
-    def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """Return the values of keys in one call, None where there is none."""
-
-    def delete(self, keys: Sequence[bytes]) -> None:
-        """Remove."""
-
-    def delete_range(self, low: bytes, high: bytes) -> None:
-        """Remove all keys from `low` up to, without, `high`."""
-
-    def scan(self, low: bytes, high: bytes, piece: int = ...) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Yield keys from `low` up to, without, `high` in order, in batches of `piece`."""
-
-    def close(self) -> None:
-        """Close and remove the files."""
-
-
-class ColdPaneStore(Protocol):
-    """The cold rows of one table.
-
-    In a `ColdStore` (`SortedColdStore`) or in separate files (`cold_file.ColdFileStore`).
-    """
-
-    @property
-    def bounded_memory(self) -> bool:
-        """Whether the rows are in separate files, so that memory has a bound."""
-
-    @property
-    def panes(self) -> list[int]:
-        """The panes with rows."""
-
-    def rows_of(self, pane: int) -> int:
-        """Return the number of rows of the pane, at most."""
-
-    def for_changes(self) -> ColdFileStore | None:
-        """Return an empty file for changed rows that are evicted before the next barrier; None: not supported."""
-
-    def fetch(self, keys: KeyView, requested: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
-        """Copy the cells of (slots, panes) into the empty cells of `target` = (cells, cell of each).
-
-        Values that they refer to are put into `heap`.
-        """
-
-    def put(self, keys: KeyView, rows: PaneCells) -> None:
-        """Write rows."""
-
-    def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
-        """Remove rows."""
-
-    def drop_below(self, pane: int) -> None:
-        """Remove all panes that start before `pane`."""
-
-    def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
-        """Yield (keys, hashes, panes, cells) of a pane's rows in a hash range; `heap` as in `fetch`."""
-
-    def close(self) -> None:
-        """Close and remove the files."""
-
-
-class RegionStore(ColdPaneStore, Protocol):
-    """Cold rows of which regions can be dropped: the local part of remote state."""
-
-    @property
-    def regions(self) -> list[HashRange]:
-        """The regions."""
-
-    @property
-    def local_bytes(self) -> I64:
-        """The approximate bytes of each region on the local disk."""
-
-    def drop(self, region: int) -> None:
-        """Drop a region's rows; `rows_of` may still count them."""
-
-    def expect(self, rows: int) -> None:
-        """Set the expected number of rows in all."""
-
-
 class SortedColdStore:
-    """Cold rows in a store of sorted bytes, for keys and values of any type (`RegionStore`)."""
+    """Cold rows in a store of sorted bytes."""
 
+    #: Whether the rows are in separate files, so that memory has a bound.
     bounded_memory = False
 
-    def __init__(self, spec: PaneTableSpec, store: ColdStore, owned: HashRange, regions: int = 1) -> None:
+    def __init__(self, spec: PaneTableSpec, store: RocksStore, owned: HashRange, regions: int = 1) -> None:
         """Start without rows."""
         self._spec = spec
         self._store = store
         self._local = LocalBytes(owned, regions)
+        #: The regions, each of which can be dropped.
+        self.regions = self._local.regions
+        #: The approximate bytes of the rows that were written to each region since its last drop.
+        self.local_bytes = self._local.sizes
         self._records = CellRecords(spec)
         #: pane -> rows written there (a row written twice counts twice).
         self._rows: dict[int, int] = {}
@@ -198,7 +115,10 @@ class SortedColdStore:
         """Return None: changed rows are encoded immediately instead."""
 
     def fetch(self, keys: KeyView, requested: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
-        """Copy the cells of (slots, panes) to `target` with one sorted read."""
+        """Copy the cells of (slots, panes) into the empty cells of `target` = (cells, cell of each): one sorted read.
+
+        Values that they refer to are put into `heap`.
+        """
         slots, panes = requested
         cells, cell = target
         rows = np.nonzero(np.isin(panes, np.array(self.panes, np.int64)))[0]
@@ -210,19 +130,6 @@ class SortedColdStore:
         if found:
             words = self._records.unpack([v for v in values if v is not None], heap)
             kernels.put_cells(cells, cell[rows[found]], words)
-
-    @property
-    def regions(self) -> list[HashRange]:
-        """The regions."""
-        return self._local.regions
-
-    @property
-    def local_bytes(self) -> I64:
-        """The bytes of the rows that were written to each region since its last drop."""
-        return self._local.sizes
-
-    def expect(self, rows: int) -> None:
-        """Do nothing: a store needs no preparation."""
 
     def put(self, keys: KeyView, rows: PaneCells) -> None:
         """Write rows."""
@@ -260,7 +167,7 @@ class SortedColdStore:
             self._store.delete_range(*bounds(pane, part))
 
     def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
-        """Yield (keys, hashes, panes, cells) of a pane's rows in a hash range."""
+        """Yield (keys, hashes, panes, cells) of a pane's rows in a hash range; `heap` as in `fetch`."""
         for keys, values in self._store.scan(*bounds(pane, part)):
             cells = self._records.unpack(values, heap)
             columns, hashes, namespaces = decode_keys(self._spec.key_schema, keys)
@@ -269,49 +176,3 @@ class SortedColdStore:
     def close(self) -> None:
         """Close and remove the files."""
         self._store.close()
-
-
-class ColdPanes:
-    """The cold part of one table, and which slots may have rows in it."""
-
-    def __init__(self, rows: ColdPaneStore) -> None:
-        """Start without cold rows."""
-        #: The cold rows; changes of those that are put there are already in a segment, or in the file of changes.
-        self.rows = rows
-        self._maybe = np.zeros(0, np.uint8)
-        self._known = 0
-
-    @property
-    def memory_bytes(self) -> int:
-        """The bytes of the slot table."""
-        return int(self._maybe.nbytes)
-
-    def note_slots(self, count: int) -> None:
-        """Record new slots, up to `count`: they may have cold rows if the store has any."""
-        self._maybe = with_room(self._maybe, count)
-        self._maybe[self._known : count] = 1 if self.rows.panes else 0
-        self._known = count
-
-    def moved(self, kept: I32) -> None:
-        """Adopt the numbering of a rebuilt table: only these slots, in this order."""
-        self._maybe = self._maybe[kept]
-        self._known = len(kept)
-
-    def fetch(self, keys: KeyView, requested: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
-        """Load the cold rows of (slots, panes) into the new cells of `target` = (cells, cell of each).
-
-        Values that they refer to are put into `heap`.
-        """
-        if not self.rows.panes:
-            return
-        slots, panes = requested
-        cells, cell = target
-        out = np.empty(len(slots), np.int64)
-        rows = out[: cold_kernels.absent_rows(cells, cell, slots, self._maybe, out)]
-        if len(rows):
-            self.rows.fetch(keys, (slots[rows], panes[rows]), (cells, cell[rows]), heap)
-
-
-def parts_of(rows: int, owned: HashRange, most: int = _PART_ROWS) -> list[HashRange]:
-    """Return hash ranges with a bounded number of rows each, about `most`."""
-    return even_parts(owned, max(1, -(-rows // most)))

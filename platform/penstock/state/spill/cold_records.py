@@ -1,4 +1,4 @@
-"""Evicted state by key in a `ColdStore`: a record for each key with its rows of all states, an entry for each timer.
+"""Evicted state by key in RocksDB: a record for each key with its rows of all states, an entry for each timer.
 
 Timers are in time order until they are due. A timer may also be in memory, if its key returned. It is the same timer
 and fires once, because a deletion removes it in both places. Used by the tables of `state.tables.row_state` and by
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.hash_ranges import LocalBytes
     from penstock.state.keys.key_index import KeyView
-    from penstock.state.spill.cold_panes import ColdStore
+    from penstock.state.spill.rocksdb import RocksStore
 
 _WORD = 8
 #: Bytes of the length of a part of a record.
@@ -167,11 +167,11 @@ class SpillStore:
     (`ColdTimers`).
     """
 
-    def __init__(self, open_store: Callable[[], ColdStore], limits: StateLimits = PRODUCTION) -> None:
+    def __init__(self, open_store: Callable[[], RocksStore], limits: StateLimits = PRODUCTION) -> None:
         """Open nothing."""
         self._open = open_store
         self.limits = limits
-        self._store: ColdStore | None = None
+        self._store: RocksStore | None = None
         self._packers: list[RowPacker] = []
         self._numbers = 0
         self._prefix = self.number()
@@ -182,7 +182,7 @@ class SpillStore:
         self.local: LocalBytes | None = None
 
     @property
-    def store(self) -> ColdStore:
+    def store(self) -> RocksStore:
         """The store."""
         if self._store is None:
             self._store = self._open()

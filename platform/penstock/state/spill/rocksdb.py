@@ -1,7 +1,8 @@
 """RocksDB as the cold store of keyed state: the only module that imports the library.
 
 It is a spill area, so the write-ahead log is off and the folder is removed at the end. All stores of one process share
-one block cache and one write-buffer manager. Called through `state.spill.cold_panes`.
+one block cache and one write-buffer manager. Called through
+`state.spill.cold_panes` and `state.spill.cold_records`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _shared_memory(library: Any, memory_bytes: int) -> tuple[Any, Any]:
 
 
 class RocksStore:
-    """One database in a separate folder (`cold_panes.ColdStore`)."""
+    """One database in a separate folder: sorted keys and values."""
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
         """Open an empty store; `memory_bytes` bounds cache and memtables, shared by all stores of the process.
@@ -88,7 +89,7 @@ class RocksStore:
             self._db.write(batch, self._writes)
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
-        """Return the values of keys in one call."""
+        """Return the values of keys in one call, None where there is none."""
         return list(self._db.get(keys))
 
     def delete(self, keys: Sequence[bytes]) -> None:

@@ -19,7 +19,7 @@ from penstock.state.log.ttl import EntryStamps
 from penstock.state.memory.slot_arrays import with_room
 from penstock.state.spill.cold_records import KeyRows
 from penstock.state.tables.changes import ChangeLog
-from penstock.state.tables.key_space import look_up_rows
+from penstock.state.tables.key_space import live_rows
 from penstock.state.tables.value_table import plain_values
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class CollectionTable:
         self._state = state
         self._codec = codec
         self._log = ChangeLog(spec, source.log)
-        self.number = 0 if state.cold is None else state.cold.add([field.type for field in spec.row_fields])
+        self._number = state.register(source, spec)
         #: Evicted keys whose lists expired since the last freeze.
         self._expired: KeyIndex | None = None
         self._limits = source.limits
@@ -103,8 +103,6 @@ class CollectionTable:
         self._containers = self._entries = self._text = 0
         #: Strings are measured again at this size: double the last result, plus a constant.
         self._measure_at = self._limits.measured_bytes
-        if state.remote is not None:
-            state.remote.follow(source, spec)
 
     # --- entries ----------------------------------------------------------------------------------------------------
 
@@ -125,7 +123,9 @@ class CollectionTable:
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the first `most` live elements or entries of one key; see `state.store.StateTable`."""
-        return look_up_rows(self, self._state, (keys, hashes), most)
+        view, slots, in_memory = self._state.find(keys, hashes)
+        rows = self.rows_at(slots, most) if in_memory else self._state.evicted_rows(view, slots, self._number)
+        return live_rows(self.spec, (view, slots), rows, self.source.deadline, most)
 
     def counts(self) -> KeyCounts:
         """Return how many elements or entries every key has."""
@@ -216,7 +216,7 @@ class CollectionTable:
     def freeze(self) -> FrozenTable:
         """Freeze the table, after a sweep of a part of it for expired elements and entries."""
         self.sweep(self._limits.freeze_sweep_keys)
-        return self.source.pending.frozen(self.unsaved())
+        return self.source.frozen(self.unsaved())
 
     def unsaved(self) -> tuple[FrozenChanges, ...]:
         """Return the unsaved changes, which count as saved then."""
@@ -320,11 +320,6 @@ class CollectionTable:
                 self.stamps.put(slot, known if self.lists else dict(zip(names[first:stop], known, strict=True)))
         self._count(slots, counts.astype(np.int32))
         self._text += self._codec.text_bytes(own)
-
-    @property
-    def deadline(self) -> int | None:
-        """The time of last access up to which elements and entries have expired; None without a time-to-live."""
-        return None if self.stamps is None else self.stamps.ttl.deadline
 
     def note_expired(self, keys: KeyColumns, hashes: I64) -> None:
         """Record evicted keys whose lists expired: the log has to clear them.

@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.keygroup import ALL_HASHES
 from penstock.state.keys.key_index import KeyCounts
-from penstock.state.log.segment_columns import NAMESPACE, ROW, keyed_batch, rows_of
+from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW, keyed_batch, rows_of
 from penstock.state.spill import join_runs
 from penstock.state.spill.join_runs import Run, RunKeys, in_order
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import Keys, KeyView
     from penstock.state.log.frozen import FrozenSource, FrozenTable
-    from penstock.state.log.row_spec import JoinRowSpec
+    from penstock.state.log.row_spec import RowSpec
     from penstock.state.remote.remote_runs import RemoteRuns
     from penstock.state.spill.join_runs import RunFiles, SpilledRows
     from penstock.state.tables.key_space import KeySpace
@@ -64,7 +64,7 @@ class AddedRows:
 class FrozenJoinRows:
     """The rows added between two freezes."""
 
-    spec: JoinRowSpec
+    spec: RowSpec
     keys: KeyView
     batches: tuple[AddedRows, ...]
     cleaned: int
@@ -87,17 +87,9 @@ class FrozenJoinRows:
         order = np.argsort(hashes, kind="stable")
         chosen = pa.array(order)
         columns = [pa.concat_arrays(list(part)).take(chosen) for part in zip(*(c for _, c in parts), strict=True)]
-        key_columns = len(self.keys.schema)
-        arrays = [
-            pa.array(hashes[order]),
-            *columns[:key_columns],
-            pa.array(times[order]),
-            pa.array(rows[order]),
-            *columns[key_columns:],
-            pa.array(np.zeros(len(order), np.bool_)),
-            pa.array(np.arange(len(order))),
-        ]
-        yield pa.Table.from_arrays(arrays, schema=self.spec.segment_schema)
+        given = dict(zip((*self.keys.schema.names, *self.spec.value_names), columns, strict=True))
+        own = {KEY_HASH: pa.array(hashes[order]), NAMESPACE: pa.array(times[order]), ROW: pa.array(rows[order])}
+        yield rows_of(self.spec.segment_schema, given | own, len(order))
 
 
 def spilled_to_files(batches: list[AddedRows], keys: Keys, run_files: RunFiles, least: int) -> Iterator[AddedRows]:
@@ -139,7 +131,7 @@ class JoinBuffer:
     def __init__(
         self,
         source: FrozenSource,
-        spec: JoinRowSpec,
+        spec: RowSpec,
         state: KeySpace,
         run_files: RunFiles | None = None,
         remote: RemoteRuns | None = None,
@@ -155,10 +147,8 @@ class JoinBuffer:
         self._runs: list[Run] = []
         self._added: list[AddedRows] = []
         self._added_bytes = 0
-        self._remote = None if remote is None else remote.follow(self)
+        self._remote = None if remote is None else remote.follow(source, spec)
         self._next_row = 0 if self._remote is None else self._remote.below
-        #: Callback that receives the times of rows fetched from the object store.
-        self.on_fetched: Callable[[I64], None] = lambda _: None
         #: With the object store: (position in the log, first row number) of earlier freezes.
         self._frozen: list[tuple[int, int]] = []
         #: Rows up to this time are removed, some of them only from the results.
@@ -187,7 +177,7 @@ class JoinBuffer:
         """
         view = self._state.index.view()
         if self._remote is not None:
-            self._remote.ensure(np.unique(view.hashes[slots]))
+            self._remote.owner.fetcher.ensure(np.unique(view.hashes[slots]))
         distinct = places = None
         for run in self.runs(int(lows.min()), int(highs.max())):
             if run.spilled is None:
@@ -218,14 +208,14 @@ class JoinBuffer:
         """
         parts, low = [], max(low, self._cleaned + 1)
         if self._remote is not None:
-            self._remote.fetch_span(low, high, part)
+            self._remote.owner.fetch_span(low, high, part)
         for run in self.runs(low, high):
             first, stop = 0, len(run.times)
             if run.spilled is not None:
                 first, stop = np.searchsorted(run.slots, run.file.keys.between(part)).tolist()
             inside = (run.times[first:stop] >= low) & (run.times[first:stop] <= high)
             if run.spilled is None and part != ALL_HASHES:
-                hashes = self._state.index.hashes_of(run.slots)
+                hashes = self._state.index.hashes[run.slots]
                 inside &= (hashes >= part.low) & (hashes <= part.high)
             if inside.any():
                 parts.append((run, first + np.flatnonzero(inside)))
@@ -254,7 +244,7 @@ class JoinBuffer:
         """Return the first `most` rows of one key, in order of time; see `state.store.StateTable`."""
         view, slots, in_memory = self._state.find(keys, hashes)
         if self._remote is not None:
-            self._remote.ensure(hashes)
+            self._remote.owner.fetcher.ensure(hashes)
         found = []
         for run in self.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
             own = slots if run.spilled is None else run.file.keys.numbers_of(view, slots)
@@ -263,7 +253,7 @@ class JoinBuffer:
                 found.append(run.chosen(mine))
         times = np.concatenate([np.empty(0, np.int64), *(run.times for run in found)])
         order = np.argsort(times, kind="stable")[:most]
-        rows, schema = self.spec.rows, self.spec.segment_schema
+        rows, schema = self.spec, self.spec.segment_schema
         given = {NAMESPACE: pa.array(times[order]), ROW: pa.array(np.arange(len(order)))}
         for place, name in enumerate(rows.value_names):
             parts = pa.chunked_array([run.values[place] for run in found], schema.field(name).type)
@@ -302,16 +292,6 @@ class JoinBuffer:
             self._added = [piece for piece in self._added if piece.last > up_to]
             self._added_bytes -= sum(piece.size for piece in gone)
 
-    @property
-    def cleaned(self) -> int:
-        """The time up to which rows were removed."""
-        return self._cleaned
-
-    @property
-    def count(self) -> int:
-        """The number of rows, in memory and in files."""
-        return sum(len(run.slots) for run in self._every)
-
     # --- snapshots --------------------------------------------------------------------------------------------------
 
     def freeze(self) -> FrozenTable:
@@ -324,17 +304,17 @@ class JoinBuffer:
         self._added, self._added_bytes = [], 0
         if batches:
             added = FrozenJoinRows(self.spec, self._state.index.view(), batches, self._cleaned)
-            segment = self.source.pending.add(added)
+            segment = self.source.add(added)
             if self._remote is not None:
                 self._frozen = [*self._undurable, (segment.position, batches[0].first)]
-        return self.source.pending.frozen()
+        return self.source.frozen()
 
     def load(self, table: pa.Table) -> None:
         """Add restored rows."""
-        batch, keys, hashes = keyed_batch(table, self.spec.rows.key_schema)
+        batch, keys, hashes = keyed_batch(table, self.spec.key_schema)
         slots = self._state.upsert(keys, hashes)
         self._next_row = max(self._next_row, int(batch.column(ROW).to_numpy().max()) + 1)
-        values = [batch.column(name) for name in self.spec.rows.value_names]
+        values = [batch.column(name) for name in self.spec.value_names]
         self._put(slots.copy(), batch.column(NAMESPACE).to_numpy(), values)
         self._state.settle_load()
 
@@ -427,6 +407,11 @@ class JoinBuffer:
 
     # --- rows that the log takes over -------------------------------------------------------------------------------
 
+    def watch_fetched(self, on_fetched: Callable[[I64], None]) -> None:
+        """Set a callback that receives the times of rows fetched from the object store."""
+        if self._remote is not None:
+            self._remote.on_fetched = on_fetched
+
     @property
     def own_bytes(self) -> int:
         """The bytes in files of rows that do not belong to the log."""
@@ -438,18 +423,16 @@ class JoinBuffer:
         waiting = {entry.position for entry in self.source.log.entries if entry.segment is None}
         return [(position, first) for position, first in self._frozen if position in waiting]
 
-    def forget_durable(self) -> int | None:
-        """Forget the oldest received rows, as long as all of them are in durable segments.
-
-        Return the number below which all rows now belong to the log; None: none was forgotten.
-        """
+    def forget_durable(self) -> bool:
+        """Leave the oldest received rows to the log, as long as all of them are in durable segments; whether any."""
         firsts = [*(first for _, first in self._undurable), *(piece.first for piece in self._added)]
         least, runs = min(firsts, default=self._next_row), self._runs
         gone = list(itertools.takewhile(lambda run: run.stop <= least, runs))
-        if not gone:
-            return None
+        if not gone or self._remote is None:
+            return False
         self._runs, self._merging = runs[len(gone) :], None
-        return gone[-1].stop
+        self._remote.below = gone[-1].stop
+        return True
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Protocols between `RowState` and its tables: the shared keys of an operator, and tables that use their slots."""
+"""The shared keys of an operator as its tables see them, and the rows of a single key for state queries."""
 
 from __future__ import annotations
 
@@ -12,65 +12,13 @@ from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.segment_columns import LAST_ACCESS, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
-    from penstock.state.log.frozen import FrozenContent, FrozenSource
+    from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.remote.remote_keys import RemoteKeys
     from penstock.state.spill.cold_records import KeyRows, SpillStore
-
-
-class SlotTable(Protocol):
-    """A table that uses the slots of the key index."""
-
-    @property
-    def hot_bytes(self) -> int: ...
-
-    def mark_used(self, used: np.ndarray) -> None: ...
-
-    def renumber(self, numbers: I32) -> None: ...
-
-
-class ColdTable(SlotTable, Protocol):
-    """A table whose keys can be evicted: every table except the rows of a join."""
-
-    @property
-    def source(self) -> FrozenSource:
-        """The state's names, its log and its segments that are not durable."""
-
-    def unsaved(self) -> Sequence[FrozenContent]:
-        """Return the changes since the last freeze, which count as saved then: only the table's rows have slots."""
-
-
-class RowTable(ColdTable, Protocol):
-    """A table whose rows are a part of their key's record when the key is evicted."""
-
-    @property
-    def spec(self) -> RowSpec:
-        """The columns of the rows."""
-
-    @property
-    def number(self) -> int:
-        """The number of the table's part of a record, if keys can be evicted."""
-
-    def rows_at(self, slots: I32, most: int | None = None) -> KeyRows:
-        """Return the rows of these slots; with `most` only the first ones of each, that many of them live."""
-
-    def forget_rows(self, slots: I32) -> None:
-        """Drop the rows of these slots from memory: the records of their keys have them; all changes are saved."""
-
-    def load_rows(self, slots: I32, rows: KeyRows) -> None:
-        """Add the rows of these slots, which have none in memory."""
-
-    @property
-    def deadline(self) -> int | None:
-        """The time of last access up to which rows have expired; None without a time-to-live."""
-
-    def note_expired(self, keys: KeyColumns, hashes: I64) -> None:
-        """Record that all rows of these evicted keys expired and were removed."""
 
 
 class KeySpace(Protocol):
@@ -99,7 +47,13 @@ class KeySpace(Protocol):
 
 
 class RowSpace(KeySpace, Protocol):
-    """Keys whose rows are in records when they are evicted."""
+    """Keys whose rows are in records when they are evicted (`row_state.RowState`)."""
+
+    def register(self, source: FrozenSource, spec: RowSpec) -> int:
+        """Add a state whose rows are a part of their key's record; return the number of the part."""
+
+    def evicted_rows(self, keys: KeyView, slots: I32, number: int) -> KeyRows | None:
+        """Return one part of the record of a single key that is not in memory; None: it has none."""
 
     def note_changed(self, slots: I32) -> None:
         """Record that rows of slots were changed: the records of their keys in the cold store are out of date."""
@@ -120,20 +74,17 @@ def find_key(index: KeyIndex, remote: RemoteKeys | None, keys: KeyColumns, hashe
     return lookup_index.view(), slots, False
 
 
-def look_up_rows(table: RowTable, state: KeySpace, key: tuple[KeyColumns, I64], most: int) -> pa.Table:
-    """Return the first `most` live rows of a single key and its hash as columns of a segment; changes no state."""
-    view, slots, in_memory = state.find(*key)
-    rows, spec = None, table.spec
-    if in_memory:
-        rows = table.rows_at(slots, most)
-    elif state.cold is not None:
-        rows = state.cold.look_up(view, slots, table.number)
+def live_rows(
+    spec: RowSpec, key: tuple[KeyView, I32], rows: KeyRows | None, deadline: int | None, most: int
+) -> pa.Table:
+    """Return the first `most` rows of a single key, last accessed after `deadline`, as columns of a segment."""
     if rows is None or not rows.counts.any():
         return spec.segment_schema.empty_table()
     found = pa.table(rows.columns, names=list(spec.row_names))
-    if table.deadline is not None:
-        found = found.filter(pc.field(LAST_ACCESS) > table.deadline)
+    if deadline is not None:
+        found = found.filter(pc.field(LAST_ACCESS) > deadline)
     found = found.slice(0, most)
+    view, slots = key
     owners = pa.array(np.zeros(found.num_rows, np.int64))
     given = dict(zip(spec.key_schema.names, (column.take(owners) for column in view.gather(slots)), strict=True))
     return rows_of(spec.segment_schema, given | dict(zip(spec.row_names, found.columns, strict=True)), found.num_rows)

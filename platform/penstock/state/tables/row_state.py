@@ -19,7 +19,7 @@ from penstock.kernels.rows.row_order import number_slots
 from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.keys.sorted_keys import decode_keys
-from penstock.state.log.row_spec import TIMERS, JoinRowSpec, RowSpec
+from penstock.state.log.row_spec import TIMERS, RowSpec
 from penstock.state.memory.budget import EvictionPolicy
 from penstock.state.memory.slot_arrays import with_room
 from penstock.state.spill.cold_records import slot_batches
@@ -41,10 +41,9 @@ if TYPE_CHECKING:
     from penstock.state.log.ttl import Ttl
     from penstock.state.remote.remote_keys import RemoteKeys
     from penstock.state.remote.remote_runs import RemoteRuns
-    from penstock.state.spill.cold_records import SpillStore
+    from penstock.state.spill.cold_records import KeyRows, SpillStore
     from penstock.state.spill.join_runs import RunFiles
     from penstock.state.tables.collection_table import EntryCodec
-    from penstock.state.tables.key_space import ColdTable, RowTable, SlotTable
 
 #: Rows of joins are not spilled while they take less than one part in this many of the limit.
 _LEAST_PART = 8
@@ -54,6 +53,10 @@ _TOGETHER = 16
 #: Registers a table in the store under a name, and restores it.
 Declare: TypeAlias = Callable[[str, Any, Callable[["FrozenSource", Any], Any]], Any]
 _RowTableT = TypeVar("_RowTableT", ValueTable, CollectionTable)
+#: A table whose rows are a part of their key's record when the key is evicted.
+RowTable: TypeAlias = ValueTable | CollectionTable
+#: A table whose keys can be evicted: every table except the rows of a join.
+ColdTable: TypeAlias = RowTable | TimerTable
 
 
 class RowState:
@@ -82,12 +85,12 @@ class RowState:
         self._run_files, self.remote_runs = runs
         #: Whether eviction is suspended.
         self.keeps_all = False
-        self._tables: list[SlotTable] = []
+        self._tables: list[ColdTable | JoinBuffer] = []
         #: Those whose rows are in the records of evicted keys, by number.
         self._row_tables: list[RowTable] = []
         self._timer_tables: list[TimerTable] = []
         self._join_buffers: list[JoinBuffer] = []
-        self._expiring: list[ValueTable | CollectionTable] = []
+        self._expiring: list[RowTable] = []
         self._numbers: I32 = np.zeros(0, np.int32)
         #: Of each slot, whether the cold store may have a record of the key, and whether it is out of date.
         self._stored, self._changed = np.zeros(0, np.bool_), np.zeros(0, np.bool_)
@@ -173,13 +176,13 @@ class RowState:
     ) -> JoinBuffer:
         """Declare join rows by key and time (see `core.evolution`); they are restored when this returns."""
 
-        def added(source: FrozenSource, spec: JoinRowSpec) -> JoinBuffer:
+        def added(source: FrozenSource, spec: RowSpec) -> JoinBuffer:
             table = JoinBuffer(source, spec, self, self._run_files, self.remote_runs)
             self._tables.append(table)
             self._join_buffers.append(table)
             return table
 
-        made: JoinBuffer = self._declare(name, JoinRowSpec(RowSpec(self.index.schema, values), join), added)
+        made: JoinBuffer = self._declare(name, RowSpec(self.index.schema, values, join=join), added)
         return made
 
     # --- keys -------------------------------------------------------------------------------------------------------
@@ -190,7 +193,7 @@ class RowState:
             return self.index.upsert(keys, hashes)
         known = self.index.count
         slots = self.index.upsert(keys, hashes)
-        self._policy.touch(slots, self.index.count)
+        self._policy.lru.touch(slots, self.index.count)
         if self.index.count > known:
             self._stored = with_room(self._stored, self.index.count)
             self._changed = with_room(self._changed, self.index.count)
@@ -211,6 +214,16 @@ class RowState:
             for table, rows in zip(self._row_tables, found.rows, strict=True):
                 table.load_rows(found.slots, rows)
 
+    def register(self, source: FrozenSource, spec: RowSpec) -> int:
+        """Add a state whose rows are a part of their key's record; return the number of the part."""
+        if self.remote is not None:
+            self.remote.follow(source, spec)
+        return 0 if self.cold is None else self.cold.add([field.type for field in spec.row_fields])
+
+    def evicted_rows(self, keys: KeyView, slots: I32, number: int) -> KeyRows | None:
+        """Return one part of the record of a single key that is not in memory; None: it has none."""
+        return None if self.cold is None else self.cold.look_up(keys, slots, number)
+
     def note_changed(self, slots: I32) -> None:
         """Record that rows of slots were changed: the records of their keys in the cold store are out of date."""
         if self.cold is not None:
@@ -230,7 +243,7 @@ class RowState:
         local, found = np.empty(len(slots), np.int32), np.empty(len(slots), np.int32)
         count = number_slots(slots, self._numbers, local, found)
         if self.cold is not None:
-            self._policy.touch(found[:count], self.index.count)
+            self._policy.lru.touch(found[:count], self.index.count)
         return local, found[:count]
 
     def every_key(self) -> Iterator[I32]:
@@ -258,7 +271,7 @@ class RowState:
     @property
     def key_bytes(self) -> int:
         """The bytes without the rows of joins."""
-        known = self.index.memory_bytes + int(self._numbers.nbytes) + self._policy.memory_bytes
+        known = self.index.memory_bytes + int(self._numbers.nbytes) + self._policy.lru.nbytes
         return known + sum(table.hot_bytes for table in self._cold_tables)
 
     @property
@@ -297,14 +310,14 @@ class RowState:
             for rows in self._join_buffers:
                 rows.spill()
             for table in self._cold_tables:
-                table.source.pending.gather(table.unsaved(), self._policy.gathered_bytes)
+                table.source.gather(table.unsaved(), self._policy.gathered_bytes)
             held, keys = self.key_bytes, -1
             while self.index.count not in (0, keys) and self._policy.full(held, self.index.count):
                 before, keys = held, self.index.count
                 self._evict(self.cold, held)
                 held = self.key_bytes
                 self._policy.record_evicted(keys - self.index.count, before - held)
-            waiting = sum(table.source.pending.memory_bytes for table in self._cold_tables)
+            waiting = sum(table.source.memory_bytes for table in self._cold_tables)
             self._budget.work(f"{self._holder}/waiting", waiting)
         self._budget.report(self._holder, self.hot_bytes)
         if self._run_files is not None and self._join_buffers:
@@ -322,8 +335,11 @@ class RowState:
         for table in self._join_buffers:
             table.merge_some(self._together)
             table.release()
-        if self.remote_runs is not None:
-            self.remote_runs.settle()
+        if (remote := self.remote_runs) is not None:
+            own = sum(table.own_bytes for table in self._join_buffers)
+            forgot = [table.forget_durable() for table in self._join_buffers] if 2 * own > remote.limit_bytes else []
+            if any(forgot):
+                remote.drop_local()
 
     @property
     def _together(self) -> int:
@@ -343,7 +359,7 @@ class RowState:
         """Check evicted keys, one per so many of `limit`, and remove rows that expired."""
         if self.cold is None:
             return
-        deadlines = [table.deadline for table in self._row_tables]
+        deadlines = [table.source.deadline for table in self._row_tables]
         gone = self.cold.sweep(1 + limit // self._limits.cold_sweep_part, deadlines, self.index.has_hashes)
         for table, names in zip(self._row_tables, gone, strict=True):
             if names:
@@ -399,5 +415,5 @@ class RowState:
         for table in self._tables:
             table.renumber(numbers)
         if self.cold is not None:
-            self._policy.moved(kept)
+            self._policy.lru.moved(kept)
             self._stored, self._changed = self._stored[kept], self._changed[kept]

@@ -220,12 +220,12 @@ class TimerTable:
 
     def freeze(self) -> FrozenTable:
         """Freeze the timers; those that fired since the last freeze become one tombstone."""
-        return self.source.pending.frozen(self.unsaved())
+        return self.source.frozen(self.unsaved())
 
     def unsaved(self) -> tuple[FrozenChanges, ...]:
         """Return the unsaved changes, which count as saved then, and hide the saved timers that fired."""
         if self._log.fired > MIN_TIMESTAMP:
-            self.source.pending.hide(self._log.fired)
+            self.source.hide(self._log.fired)
         changes = self._log.freeze(self._state.index.view())
         return () if changes is None else (changes,)
 
@@ -258,13 +258,10 @@ class TimerTable:
         gone = leaving[owners]
         begins = np.repeat(np.array(numbers, np.int64) << _BUCKET_BITS, np.diff(edges))
         times = begins[gone] + (words[gone] >> (_SLOT_BITS + 1))
-        self._put_cold(keys, owners[gone].astype(np.int32), times)
-        self._keep(numbers, words[~gone], edges - np.append(0, np.cumsum(gone))[edges])
-
-    def _put_cold(self, keys: KeyView, slots: I32, times: I64) -> None:
-        assert self._cold is not None  # noqa: S101 - callers check it
+        slots = owners[gone].astype(np.int32)
         local = np.ones(len(times), np.bool_) if self._remote is None else self._remote.local(times)
         self._cold.put(keys, slots[local], times[local])
+        self._keep(numbers, words[~gone], edges - np.append(0, np.cumsum(gone))[edges])
 
     # --- slots ------------------------------------------------------------------------------------------------------
 

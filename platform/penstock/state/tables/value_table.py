@@ -21,7 +21,7 @@ from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.segment_columns import DELETED, keyed_batch, segment_table
 from penstock.state.memory.slot_arrays import with_room
 from penstock.state.spill.cold_records import KeyRows
-from penstock.state.tables.key_space import look_up_rows
+from penstock.state.tables.key_space import live_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -111,11 +111,11 @@ class ValueTable:
 
     def __init__(self, source: FrozenSource, spec: RowSpec, state: RowSpace, ttl: Ttl | None = None) -> None:
         """Create an empty table; `load` fills it during a restore, `loaded` ends the restore."""
-        self.number = 0 if state.cold is None else state.cold.add([field.type for field in spec.row_fields])
         self.source = source
         self.spec = spec
         self.ttl = ttl
         source.ttl = ttl
+        self._number = state.register(source, spec)
         self._state = state
         self._limits = source.limits
         rows, first_bytes = self._limits.first_rows, self._limits.first_bytes
@@ -129,8 +129,6 @@ class ValueTable:
         self._dirty_from = 0
         self._where: I32 = np.full(rows, -1, np.int32)
         self._swept = 0
-        if state.remote is not None:
-            state.remote.follow(source, spec)
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -149,7 +147,9 @@ class ValueTable:
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the live value of one key, if it has one; see `state.store.StateTable`."""
-        return look_up_rows(self, self._state, (keys, hashes), most)
+        view, slots, in_memory = self._state.find(keys, hashes)
+        rows = self.rows_at(slots, most) if in_memory else self._state.evicted_rows(view, slots, self._number)
+        return live_rows(self.spec, (view, slots), rows, self.source.deadline, most)
 
     def counts(self) -> KeyCounts:
         """Return which keys have a value."""
@@ -215,7 +215,7 @@ class ValueTable:
     def freeze(self) -> FrozenTable:
         """Freeze the table, after a sweep of a part of it for expired values."""
         self.sweep(self._limits.freeze_sweep_keys)
-        return self.source.pending.frozen(self.unsaved())
+        return self.source.frozen(self.unsaved())
 
     def load(self, table: pa.Table, *, unsaved: bool = False) -> None:
         """Add restored rows, newest last; with `unsaved` no segment has them with the current columns."""
@@ -283,11 +283,6 @@ class ValueTable:
         """Add the values of slots, which have none in memory."""
         if rows.counts.any():
             self._put(slots[rows.counts > 0], rows.columns, clean=True)
-
-    @property
-    def deadline(self) -> int | None:
-        """The time of last access up to which values have expired; None without a time-to-live."""
-        return None if self.ttl is None else self.ttl.deadline
 
     def note_expired(self, keys: KeyColumns, hashes: I64) -> None:
         """Do nothing: a restore and a compaction ignore expired values."""

@@ -21,7 +21,7 @@ from penstock.checkpoint.stores import checksum_of, read_file
 from penstock.core.errors import StorageError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
-from penstock.state.log.segments import SegmentWriter, read_state, segment_of
+from penstock.state.log.segments import SegmentWriter, read_state
 
 if TYPE_CHECKING:
     from penstock.checkpoint.store import ObjectStore
@@ -146,7 +146,7 @@ class SavepointWriter:
         folder = f"{state.uid}/{state.state}"
         number = self._parts[folder] = self._parts.get(folder, -1) + 1
         file = self._put(f"{folder}/part-{self._prefix}{number:05d}.parquet", encoded.data)
-        return segment_of(encoded, file, "savepoint")
+        return encoded.stored(file, "savepoint")
 
     def _segment_file(self, folder: str, ref: FileRef) -> FileRef:
         if ref.inline is not None:

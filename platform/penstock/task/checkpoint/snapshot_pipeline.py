@@ -243,9 +243,7 @@ class SnapshotPipeline:
         if upload.attempts < MAX_ATTEMPTS and in_time:
             self._retry_at_ms = now + delay
             return
-        self._upload = None
-        for state, _ in upload.segments:
-            state.failed()
+        self._upload = None  # its segments stay in their logs, and the next freeze offers them again
         checkpoint = self._checkpoints.popleft()
         if not checkpoint.aborted:
             self._services.reports.declined(

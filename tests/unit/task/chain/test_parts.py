@@ -5,13 +5,14 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from tests.unit.task.conftest import encoded_segment
 
 from penstock.checkpoint.memory_store import MemoryStore
 from penstock.core.clock import ManualClock
 from penstock.core.errors import ConnectorError, SnapshotDamagedError, StorageError
 from penstock.core.snapshot import FileRef
 from penstock.operators.operator import OperatorMetrics
-from penstock.state.log.segments import EncodedSegment, mapped
+from penstock.state.log.segments import mapped
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.task.chain.background import Mailbox, MailboxFullError
@@ -62,9 +63,7 @@ class Store:
         raise SnapshotDamagedError("data/x.pack is damaged")
 
     def merged(self):
-        return EncodedSegment(
-            position=2, data=b"x", rows=1, hash_min=0, hash_max=0, namespace_min=0, namespace_max=0, tier=1
-        )
+        return encoded_segment(2, b"x", tier=1)
 
     def compaction(self):
         if not self.offers:

@@ -17,7 +17,7 @@ from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, SubtaskSnapshot, Tombstone
 from penstock.rpc.messages import SavepointPart, SavepointWritten, SealSavepoint, WriteSavepoint
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.log.segments import SegmentWriter, read_state, segment_of
+from penstock.state.log.segments import SegmentWriter, read_state
 from penstock.task.checkpoint.savepoint_copy import seal_savepoint, write_part
 
 SPEC = PaneTableSpec(pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),))
@@ -39,7 +39,7 @@ def segment(store, position, rows):
     encoded = writer.finish()
     store.put(f"data/{position}", b"other" + encoded.data)
     ref = FileRef(path=f"data/{position}", offset=5, length=len(encoded.data), checksum=checksum_of(encoded.data))
-    return segment_of(encoded, ref, "w")
+    return encoded.stored(ref, "w")
 
 
 def keyed(*segments, tombstones=()):
