@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.core.errors import StateMismatchError
+from penstock.core.schema import rows_to_text
 from penstock.core.structs import prepare
 
 if TYPE_CHECKING:
@@ -156,11 +157,7 @@ def default_text(value: Any, data_type: pa.DataType) -> bytes:
     """
     import pyarrow as pa
 
-    batch = pa.record_batch([pa.array([value], data_type)], ["default"])
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as stream:
-        stream.write_batch(batch)
-    return base64.b64encode(sink.getvalue().to_pybytes())
+    return rows_to_text(pa.record_batch([pa.array([value], data_type)], ["default"])).encode()
 
 
 def _value(text: bytes, data_type: pa.DataType) -> Any:

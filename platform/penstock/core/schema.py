@@ -149,6 +149,16 @@ def schema_to_text(schema: pa.Schema) -> str:
     return base64.b64encode(schema.serialize().to_pybytes()).decode()
 
 
+def rows_to_text(rows: pa.RecordBatch) -> str:
+    """Return rows as base64 of an Arrow IPC stream."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_batch(rows)
+    return base64.b64encode(sink.getvalue()).decode()
+
+
 def schema_from_text(text: str) -> pa.Schema:
     """Invert `schema_to_text`."""
     import pyarrow as pa

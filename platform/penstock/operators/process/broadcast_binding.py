@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from penstock.core.errors import StateMismatchError, did_you_mean
 from penstock.core.evolution import NAME, fits_by_name, shown_by_name
-from penstock.core.schema import schema_from_text
+from penstock.core.schema import rows_to_text, schema_from_text
 from penstock.functions.broadcast_state import BroadcastEntries, BroadcastState
 from penstock.operators.process.collection_binding import ObjectCodec
 from penstock.state.tables.value_table import plain_values
@@ -60,10 +60,7 @@ class BoundBroadcast:
             return {"state": self.name, "rows": ""}
         arrays = [*self._keys.encode(list(entries))[0], *self._values.encode(list(entries.values()))[0]]
         rows = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, rows.schema) as writer:
-            writer.write_batch(rows)
-        return {"state": self.name, "rows": base64.b64encode(sink.getvalue()).decode()}
+        return {"state": self.name, "rows": rows_to_text(rows)}
 
     def restore(self, item: dict[str, str]) -> None:
         """Restore a result of `saved`.

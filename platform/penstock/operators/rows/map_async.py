@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from penstock.core.elements import TS_COLUMN, Batch, Watermark, WatermarkStatus
 from penstock.core.logs import fixed_log_context
+from penstock.core.schema import rows_to_text
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.operators.operator import Capabilities, OperatorSnapshot
 from penstock.operators.rows.async_queue import AsyncQueue, AsyncRow
@@ -260,8 +261,4 @@ class MapAsyncOperator(FunctionOperator):
 
 
 def _encoded(entries: list[AsyncRow]) -> str:
-    rows = pa.concat_batches([entry.batch.slice(entry.index, 1) for entry in entries])
-    sink: Any = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_batch(rows)
-    return base64.b64encode(sink.getvalue()).decode()
+    return rows_to_text(pa.concat_batches([entry.batch.slice(entry.index, 1) for entry in entries]))
