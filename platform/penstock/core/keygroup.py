@@ -8,6 +8,7 @@ split batches repeat the formula (`kernels.rows.key_group_split`, `kernels.keys.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 HASH_MIN = -(1 << 63)
 HASH_MAX = (1 << 63) - 1
@@ -29,6 +30,13 @@ class HashRange:
         """Return the common part, or None."""
         low, high = max(self.low, other.low), min(self.high, other.high)
         return HashRange(low, high) if low <= high else None
+
+    def split(self, count: int) -> list[HashRange]:
+        """Return `count` ranges of the same size; at least one, and at most one for each hash."""
+        hashes = self.high - self.low + 1
+        count = max(1, min(count, hashes))
+        bounds = [self.low + hashes * number // count for number in range(count + 1)]
+        return [HashRange(low, after - 1) for low, after in pairwise(bounds)]
 
 
 ALL_HASHES = HashRange(HASH_MIN, HASH_MAX)

@@ -54,6 +54,17 @@ def test_intersection_holds_exactly_the_common_hashes(a: int, b: int, c: int, d:
         assert inside == (common is not None and key_hash in common)
 
 
+@given(hashes, hashes, st.integers(0, 50))
+def test_the_parts_of_a_range_cover_it_once_and_are_of_the_same_size(a: int, b: int, count: int) -> None:
+    whole = HashRange(min(a, b), max(a, b))
+    parts = whole.split(count)
+    assert len(parts) == max(1, min(count, whole.high - whole.low + 1))
+    assert (parts[0].low, parts[-1].high) == (whole.low, whole.high)
+    assert all(a.high + 1 == b.low for a, b in pairwise(parts))
+    sizes = [part.high - part.low for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
 def test_more_subtasks_than_groups_is_refused() -> None:
     with pytest.raises(ValueError, match="number of key groups"):
         hash_range_of(0, 5, 4)

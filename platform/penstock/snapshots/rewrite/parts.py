@@ -31,7 +31,6 @@ from penstock.snapshots.rewrite.repartition import require_none_in_flight
 from penstock.snapshots.rewrite.split_points import (
     DEFAULT_LIMITS,
     SnapshotLimits,
-    even_ranges,
     loads_of,
     ranges_by_size,
     shared_ranges,
@@ -302,7 +301,7 @@ class _Runs:
         if self._last is None or wanted is None or self._span is None:
             return
         here = self._bytes * (wanted.high - wanted.low + 1) // (self._span.high - self._span.low + 1)
-        for piece in even_ranges(wanted, -(-here // self._piece_bytes)):
+        for piece in wanted.split(-(-here // self._piece_bytes)):
             found = [table for file in self._files for table in file.tables(piece)]
             table = pa.concat_tables([*found, rows_within(self._last, piece)])
             if table.num_rows:

@@ -51,14 +51,6 @@ _EDGES = 8192
 _AT_ONCE = 1 << 24
 
 
-def even_ranges(within: HashRange, count: int) -> list[HashRange]:
-    """Split `within` into `count` ranges, at least one and at most one per hash."""
-    hashes = within.high - within.low + 1
-    count = max(1, min(count, hashes))
-    bounds = [within.low + hashes * i // count for i in range(count + 1)]
-    return [HashRange(low, high - 1) for low, high in pairwise(bounds)]
-
-
 def shared_ranges(ranges: Iterable[HashRange]) -> list[HashRange]:
     """Return the hashes that are in more than one of `ranges`, as ordered ranges that do not touch."""
     found: list[HashRange] = []

@@ -24,12 +24,6 @@ def inside(hashes: I64, ranges: Sequence[HashRange]) -> np.ndarray:
     return np.asarray((place >= 0) & (hashes <= highs[np.maximum(place, 0)]))
 
 
-def even_parts(whole: HashRange, parts: int) -> list[HashRange]:
-    """Split a range into `parts` ranges of the same size; fewer if it does not have so many hashes."""
-    step = -(-(whole.high - whole.low + 1) // parts)
-    return [HashRange(low, min(low + step - 1, whole.high)) for low in range(whole.low, whole.high + 1, step)]
-
-
 #: Approximate overhead of a record in a store on the local disk.
 RECORD_BYTES = 48
 
@@ -39,7 +33,7 @@ class LocalBytes:
 
     def __init__(self, owned: HashRange, regions: int) -> None:
         """Start at zero for `regions` regions."""
-        self.regions = even_parts(owned, regions)
+        self.regions = owned.split(regions)
         self._lows = np.array([part.low for part in self.regions], np.int64)
         self.sizes = np.zeros(len(self.regions), np.int64)
 

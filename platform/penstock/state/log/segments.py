@@ -335,11 +335,7 @@ def merge_segments(
         return
     limits = ordered[0].limits
     total = sum(file.segment.rows for file in ordered)
-    parts = max(1, -(-total // limits.merged_rows))
-    step = (span.high - span.low + 1) // parts + 1
-    low = span.low
-    while low <= span.high:
-        piece = HashRange(low, min(low + step - 1, span.high))
+    for piece in span.split(-(-total // limits.merged_rows)):
         tables = [table for file in ordered for table in read_visible(file, tombstones, piece)]
         for part in _merge_batches(tables, limits.merged_bytes):
             every = _conformed(part, schema)
@@ -348,7 +344,6 @@ def merge_segments(
             )
             if merged.num_rows:
                 yield merged
-        low = piece.high + 1
 
 
 def _conformed(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:

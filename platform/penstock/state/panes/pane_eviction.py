@@ -16,7 +16,7 @@ from penstock.kernels.rows.row_order import hash_order
 from penstock.state.cells.hot_panes import CHUNK, Fired, HotPanes, rows_to_table, rows_to_tables
 from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.cells.value_heap import ValueHeap
-from penstock.state.keys.hash_ranges import even_parts, inside
+from penstock.state.keys.hash_ranges import inside
 from penstock.state.keys.key_index import KeyIndex, columns_of
 from penstock.state.memory.limits import PRODUCTION
 from penstock.state.memory.slot_arrays import with_room
@@ -110,18 +110,13 @@ def evict_to_file(policy: EvictionPolicy, hot: HotPanes, cold: ColdPanes, change
 _PART_ROWS = 200_000
 
 
-def _parts_of(rows: int, owned: HashRange, most: int = _PART_ROWS) -> list[HashRange]:
-    """Return hash ranges with a bounded number of rows each, about `most`."""
-    return even_parts(owned, max(1, -(-rows // most)))
-
-
 def fire_with_cold(hot: HotPanes, cold: ColdPaneStore, panes: list[int], owned: HashRange) -> Iterator[Fired]:
     """Yield fired keys as `HotPanes.fire` does, with cold rows, merging one hash range at a time."""
     keys, rows = hot.index.view(), hot.memory.present()
     hashes = keys.hashes[rows.slots]
     of_window = np.isin(rows.panes, np.array(panes, np.int64)) & (rows.cells[:, 0] > 1)
     cold_panes = sorted(set(panes).intersection(cold.panes))
-    for part in _parts_of(sum(map(cold.rows_of, cold_panes)), owned):
+    for part in owned.split(-(-sum(map(cold.rows_of, cold_panes)) // _PART_ROWS)):
         merged = HotPanes(hot.spec)
         for pane in cold_panes:
             for piece in cold.scan(pane, part, merged.heap):
@@ -266,7 +261,7 @@ class FrozenCold:
     def tables(self, rows: int) -> Iterator[pa.Table]:
         """Yield the rows as columns of a segment, one hash range at a time."""
         for pane in self.rows.panes:
-            for part in _parts_of(self.rows.rows_of(pane), self.owned, rows):
+            for part in self.owned.split(-(-self.rows.rows_of(pane) // rows)):
                 yield from self._of(self.rows.scan(pane, part, most=rows))
 
     def _of(self, chunks: Iterable[tuple[KeyColumns, I64, I64, I64]]) -> Iterator[pa.Table]:

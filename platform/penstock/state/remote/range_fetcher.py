@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import numpy as np
 
 from penstock.core.keygroup import HashRange
-from penstock.state.keys.hash_ranges import even_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -131,7 +130,7 @@ class FetchRanges:
         span = self.within(self._regions[region])
         first, stop = int(span[0]), int(span[-1]) + 1
         unfetched = self.ranges(span[~self.fetched[span]])
-        lows = [part.low for part in even_parts(self._regions[region], max(1, parts))]
+        lows = [part.low for part in self._regions[region].split(parts)]
         if len(lows) <= len(span):
             lows = self._lows[first:stop].tolist()
         self._lows = np.concatenate([self._lows[:first], np.array(lows, np.int64), self._lows[stop:]])

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.keygroup import HashRange
-from penstock.state.keys.hash_ranges import LocalBytes, even_parts
+from penstock.state.keys.hash_ranges import LocalBytes
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.segment_columns import keyed_batch
 from penstock.state.remote.range_fetcher import RangeFetcher
@@ -91,7 +91,7 @@ class RemoteKeys:
         """Yield the keys of all states and their hashes in batches; a key is repeated for each of its rows."""
         owned = HashRange(self._local.regions[0].low, self._local.regions[-1].high)
         for state in self._states:
-            for part in even_parts(owned, 1 + state.log.rows // self.spill_store.limits.fetched_rows):
+            for part in owned.split(1 + state.log.rows // self.spill_store.limits.fetched_rows):
                 rows = state.log.merged(state.log.current([part]))
                 if rows.num_rows:
                     _, keys, hashes = keyed_batch(rows, self._key_schema)

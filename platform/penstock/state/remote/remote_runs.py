@@ -19,7 +19,6 @@ from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.evolution import conform_table
 from penstock.core.keygroup import ALL_HASHES, HashRange
 from penstock.kernels.keys.key_columns import key_columns
-from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW
 from penstock.state.memory.limits import PRODUCTION, StateLimits
@@ -120,7 +119,7 @@ class RemoteRuns:
     ) -> None:
         """Start without sides; about `limit_bytes` may be taken on the local disk."""
         self._limits = limits
-        self.regions = even_parts(owned, limits.regions)
+        self.regions = owned.split(limits.regions)
         self._folder = folder
         self.run_files_by_region = [self._new_run_files() for _ in self.regions]
         self._reader = reader

@@ -22,7 +22,6 @@ from penstock.kernels.aggregates import cold_cells as kernels
 from penstock.kernels.keys.key_columns import FixedColumn
 from penstock.kernels.rows.row_order import hash_order
 from penstock.state.keys.column_store import FixedStore
-from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
@@ -208,7 +207,7 @@ class ColdFileStore:
         self._limits = limits
         self._spec, self._owned, self._folder, self._memory_bytes = spec, owned, folder, memory_bytes
         self._key_words = kernels.KEYS + len(spec.key_schema)
-        self.regions = even_parts(owned, regions)
+        self.regions = owned.split(regions)
         self._cuts = np.array([part.low for part in self.regions[1:]], np.int64)
         self._files: list[_File | None] = [None] * len(self.regions)
         #: The most bytes of a file that stay mapped, and the bytes mapped since each file was unmapped.

@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.kernels.rows.row_order import number_slots
-from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.keys.sorted_keys import decode_keys
 from penstock.state.log.row_spec import TIMERS, RowSpec
@@ -353,7 +352,7 @@ class RowState:
         owned = next(iter(self._join_buffers)).source.hash_range
         held = sum(table.file_bytes(low, high) for table in self._join_buffers)
         held += 0 if self.remote_runs is None else self.remote_runs.remote_bytes(low, high)
-        return even_parts(owned, 1 + held // self._together)
+        return owned.split(1 + held // self._together)
 
     def sweep_cold(self, limit: int) -> None:
         """Check evicted keys, one per so many of `limit`, and remove rows that expired."""
