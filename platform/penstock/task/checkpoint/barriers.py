@@ -30,27 +30,6 @@ if TYPE_CHECKING:
     from penstock.task.chain.environment import TaskReports
 
 
-class AnnouncedBarrier:
-    """The newest announced barrier; checkpoint ids only increase."""
-
-    def __init__(self) -> None:
-        """Start without an announcement."""
-        self._announced = self._resolved = 0
-
-    @property
-    def pending(self) -> bool:
-        """Whether the announced barrier has neither arrived nor been aborted."""
-        return self._announced > self._resolved
-
-    def announce(self, checkpoint_id: int) -> None:
-        """Announce a barrier that is on its way or has already arrived."""
-        self._announced = checkpoint_id
-
-    def resolve(self, checkpoint_id: int) -> None:
-        """Record the barrier's arrival or the checkpoint's abort; earlier barriers no longer arrive."""
-        self._resolved = max(self._resolved, checkpoint_id)
-
-
 @dataclass(frozen=True, slots=True)
 class Aligned:
     """Measurements from the first barrier of a checkpoint to the snapshot."""
@@ -82,7 +61,8 @@ class Barriers:
         self._clock = clock
         self._reports = reports
         self.alignment = Alignment(0 if gate is None else gate.channel_count, aligned=aligned)
-        self._announced = AnnouncedBarrier()
+        #: The newest announced barrier, and the newest one that arrived or was aborted; ids only increase.
+        self._announced = self._resolved = 0
         #: State at the first barrier of each checkpoint that waits for other channels.
         self._starts: dict[int, _AlignmentStart] = {}
         #: Channels that are not read although no alignment blocks them: see `hold_back`.
@@ -105,7 +85,7 @@ class Barriers:
         """Whether a barrier was announced, or waits for other channels or for rows."""
         if self._gate is None:
             return False
-        return bool(self.alignment.waiting) or self._announced.pending or self._gate.barrier_waiting
+        return bool(self.alignment.waiting) or self._announced > self._resolved or self._gate.barrier_waiting
 
     @property
     def draining(self) -> bool:
@@ -113,8 +93,8 @@ class Barriers:
         return self._draining is not None
 
     def announce(self, checkpoint_id: int) -> None:
-        """Announce a barrier that is on its way."""
-        self._announced.announce(checkpoint_id)
+        """Announce a barrier that is on its way or has already arrived."""
+        self._announced = checkpoint_id
 
     def permit(self, checkpoint_id: int) -> None:
         """Let the barriers of a checkpoint overtake rows."""
@@ -135,10 +115,6 @@ class Barriers:
         if self._collected is not None and self._collected.complete:
             self.alignment.on_collected(self._collected.checkpoint_id)
             self._collected = None
-
-    def begin(self, barrier: Barrier) -> None:
-        """Start with a barrier that begins in this subtask."""
-        self._complete(barrier)
 
     def on_barrier(self, channel: int, barrier: Barrier) -> None:
         """Handle a barrier of a channel."""
@@ -167,7 +143,7 @@ class Barriers:
 
     def on_abort(self, checkpoint_id: int) -> None:
         """Handle the abort of a checkpoint."""
-        self._announced.resolve(checkpoint_id)
+        self._resolved = max(self._resolved, checkpoint_id)
         if self._draining is not None and self._draining[0].checkpoint_id == checkpoint_id:
             self._draining = None
         if self._gate is not None:
@@ -192,7 +168,7 @@ class Barriers:
                     for channel in channels:
                         self._gate.unblock(channel)
                 case Snapshot(barrier):
-                    self._complete(barrier)
+                    self.begin(barrier)
                 case Overtake(barrier, passed):
                     self._take_overtaking(barrier, passed)
                 case StopCollecting(checkpoint_id):
@@ -203,8 +179,8 @@ class Barriers:
         waiting = self.alignment.waiting
         self._starts = {number: start for number, start in self._starts.items() if number in waiting}
 
-    def _complete(self, barrier: Barrier) -> None:
-        """Handle the end of alignment: all rows before the barrier were processed."""
+    def begin(self, barrier: Barrier) -> None:
+        """Handle a barrier before which all rows were processed: it begins in this subtask, or alignment has ended."""
         first, byte_counts = self._end_alignment(barrier)
         if barrier.kind is BarrierKind.DRAIN:
             self._draining = barrier, first.since_ms, byte_counts
@@ -213,14 +189,16 @@ class Barriers:
             self._take_snapshot(barrier, first.since_ms, byte_counts)
 
     def _take_snapshot(self, barrier: Barrier, since_ms: float, byte_counts: tuple[int, int]) -> None:
-        self._announced.resolve(barrier.checkpoint_id)
-        self.take_snapshot(barrier, Aligned(self._clock.monotonic_ms() - since_ms, *byte_counts))
+        self.take_snapshot(barrier, self._aligned(barrier, since_ms, byte_counts))
 
     def _take_overtaking(self, barrier: Barrier, passed: frozenset[int]) -> None:
         first, byte_counts = self._end_alignment(barrier)
-        self._announced.resolve(barrier.checkpoint_id)
-        aligned = Aligned(self._clock.monotonic_ms() - first.since_ms, *byte_counts)
-        self._collected = self.overtake(barrier, aligned, passed)
+        self._collected = self.overtake(barrier, self._aligned(barrier, first.since_ms, byte_counts), passed)
+
+    def _aligned(self, barrier: Barrier, since_ms: float, byte_counts: tuple[int, int]) -> Aligned:
+        """Record that a barrier has arrived, and measure its alignment."""
+        self._resolved = max(self._resolved, barrier.checkpoint_id)
+        return Aligned(self._clock.monotonic_ms() - since_ms, *byte_counts)
 
     def _end_alignment(self, barrier: Barrier) -> tuple[_AlignmentStart, tuple[int, int]]:
         """Return the state at the first barrier, and the bytes processed and buffered since."""
