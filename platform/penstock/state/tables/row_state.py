@@ -52,6 +52,7 @@ _TOGETHER = 16
 #: Registers a table in the store under a name, and restores it.
 Declare: TypeAlias = Callable[[str, Any, Callable[["FrozenSource", Any], Any]], Any]
 _RowTableT = TypeVar("_RowTableT", ValueTable, CollectionTable)
+_TableT = TypeVar("_TableT")
 #: A table whose rows are a part of their key's record when the key is evicted.
 RowTable: TypeAlias = ValueTable | CollectionTable
 #: A table whose keys can be evicted: every table except the rows of a join.
@@ -84,7 +85,6 @@ class RowState:
         self._run_files, self.remote_runs = runs
         #: Whether eviction is suspended.
         self.keeps_all = False
-        self._tables: list[ColdTable | JoinBuffer] = []
         #: Those whose rows are in the records of evicted keys, by number.
         self._row_tables: list[RowTable] = []
         self._timer_tables: list[TimerTable] = []
@@ -138,14 +138,7 @@ class RowState:
         self, name: str, declared: RowSpec, make: Callable[[FrozenSource, RowSpec], _RowTableT]
     ) -> _RowTableT:
         """Declare a table whose rows are in the records of evicted keys, and restore it."""
-
-        def added(source: FrozenSource, spec: RowSpec) -> _RowTableT:
-            table = make(source, spec)
-            self._tables.append(table)
-            self._row_tables.append(table)
-            return table
-
-        made: _RowTableT = self._declare(name, declared, added)
+        made = self._added(name, declared, make, self._row_tables.append)
         made.loaded()
         self._expiring += [made] if declared.ttl else []
         return made
@@ -160,28 +153,28 @@ class RowState:
 
     def timers(self, name: str) -> TimerTable:
         """Declare timers by key; they are restored when this returns."""
-
-        def added(source: FrozenSource, spec: RowSpec) -> TimerTable:
-            table = TimerTable(source, spec, self)
-            self._tables.append(table)
-            self._timer_tables.append(table)
-            return table
-
-        made: TimerTable = self._declare(TIMERS + name, RowSpec(self.index.schema), added)
-        return made
+        declared, add = RowSpec(self.index.schema), self._timer_tables.append
+        return self._added(TIMERS + name, declared, lambda source, spec: TimerTable(source, spec, self), add)
 
     def join_buffer(
         self, name: str, values: tuple[pa.Field, ...], join: tuple[tuple[bytes, bytes], ...] = ()
     ) -> JoinBuffer:
         """Declare join rows by key and time (see `core.evolution`); they are restored when this returns."""
+        declared, stores = RowSpec(self.index.schema, values, join=join), (self._run_files, self.remote_runs)
+        add = self._join_buffers.append
+        return self._added(name, declared, lambda source, spec: JoinBuffer(source, spec, self, *stores), add)
 
-        def added(source: FrozenSource, spec: RowSpec) -> JoinBuffer:
-            table = JoinBuffer(source, spec, self, self._run_files, self.remote_runs)
-            self._tables.append(table)
-            self._join_buffers.append(table)
+    def _added(
+        self, name: str, spec: RowSpec, make: Callable[[FrozenSource, RowSpec], _TableT], add: Callable[[_TableT], None]
+    ) -> _TableT:
+        """Declare a table and restore it; it is added before, since a restore may evict keys."""
+
+        def added(source: FrozenSource, fitted: RowSpec) -> _TableT:
+            table = make(source, fitted)
+            add(table)
             return table
 
-        made: JoinBuffer = self._declare(name, RowSpec(self.index.schema, values, join=join), added)
+        made: _TableT = self._declare(name, spec, added)
         return made
 
     # --- keys -------------------------------------------------------------------------------------------------------
@@ -272,6 +265,10 @@ class RowState:
         """The bytes without the rows of joins."""
         known = self.index.memory_bytes + int(self._numbers.nbytes) + self._policy.lru.nbytes
         return known + sum(table.hot_bytes for table in self._cold_tables)
+
+    @property
+    def _tables(self) -> tuple[ColdTable | JoinBuffer, ...]:
+        return (*self._cold_tables, *self._join_buffers)
 
     @property
     def _cold_tables(self) -> tuple[ColdTable, ...]:
