@@ -71,7 +71,7 @@ class StateBackend:
         #: The fetchers of remote states, for prefetches.
         self.remote: list[RangeFetcher[Any]] = []
 
-    def rows(self, source: FrozenSource, spec: PaneTableSpec) -> ColdPaneStore | None:
+    def rows(self, source: FrozenSource[PaneTableSpec]) -> ColdPaneStore | None:
         """Return the cold side of a pane table; None: all rows stay in memory.
 
         Raises:
@@ -83,11 +83,11 @@ class StateBackend:
             return None
         rows: ColdPaneStore
         if backend == "remote":
-            local = self._local_rows(source, spec, self._request.limits.regions)
-            rows = RemotePanes(source, spec, self._reader, local, self._local_bytes)
+            local = self._local_rows(source, self._request.limits.regions)
+            rows = RemotePanes(source, self._reader, local, self._local_bytes)
             self.remote.append(rows.fetcher)
         else:
-            rows = self._local_rows(source, spec, regions=1)
+            rows = self._local_rows(source, regions=1)
         self._opened.append(rows)
         return rows
 
@@ -143,8 +143,8 @@ class StateBackend:
         settings = self._request.settings
         return settings.remote_local_bytes * self._request.budget.limit_bytes // settings.managed_bytes
 
-    def _local_rows(self, source: FrozenSource, spec: PaneTableSpec, regions: int) -> LocalPaneStore:
-        request = self._request
+    def _local_rows(self, source: FrozenSource[PaneTableSpec], regions: int) -> LocalPaneStore:
+        request, spec = self._request, source.spec
         if not _fits_file(spec):
             return SortedColdStore(spec, self._open_store(source.state), request.hash_range, regions)
         files = ColdFileStore(spec, request.hash_range, request.directory, self._share, request.limits, regions)

@@ -61,7 +61,7 @@ class StateTable(Protocol):
     """The interface of every state of a store."""
 
     @property
-    def source(self) -> FrozenSource:
+    def source(self) -> FrozenSource[StateSpec]:
         """The state's names, its log and its spec."""
 
     def freeze(self) -> FrozenTable:
@@ -108,14 +108,12 @@ class KeyedState:
             PenstockError: it does not fit the managed memory (hashmap backend).
         """
         budget, cold = self._request.budget, self._cold
-        return self._declare(name, spec, lambda source, own: PaneTable(source, own, budget, cold.rows(source, own)))
+        return self._declare(name, spec, lambda source: PaneTable(source, budget, cold.rows(source)))
 
     def running_table(self, name: str, spec: PaneTableSpec, ttl: Ttl | None = None) -> RunningTable:
         """Declare a table without windows and restore it; `ttl` is given if the spec says that rows expire."""
         budget, cold = self._request.budget, self._cold
-        return self._declare(
-            name, spec, lambda source, own: RunningTable(source, own, budget, cold.rows(source, own), ttl)
-        )
+        return self._declare(name, spec, lambda source: RunningTable(source, budget, cold.rows(source), ttl))
 
     def session_table(self, name: str, spec: PaneTableSpec, rule: SessionRule) -> SessionTable:
         """Declare a table of sessions and restore it; with the rocksdb backend full memory evicts keys.
@@ -123,8 +121,8 @@ class KeyedState:
         With the remote backend keys are fetched when they are used or due. Raises as `pane_table`.
         """
         budget, stores, due = self._request.budget, self._cold.keys(), RowSpec(spec.key_schema)
-        table = self._declare(name, spec, lambda source, own: SessionTable(source, own, budget, rule, stores))
-        timers = self._declare(TIMERS + "due", due, lambda source, own: TimerTable(source, own, table), restored=False)
+        table = self._declare(name, spec, lambda source: SessionTable(source, budget, rule, stores))
+        timers = self._declare(TIMERS + "due", due, lambda source: TimerTable(source, table), restored=False)
         if table.source.remote:
             table.time_keys(timers)
         else:
@@ -236,9 +234,9 @@ class KeyedState:
         self._tables = {}
 
     def _declare(
-        self, name: str, spec: SpecT, make: Callable[[FrozenSource, SpecT], TableT], *, restored: bool = True
+        self, name: str, spec: SpecT, make: Callable[[FrozenSource[SpecT]], TableT], *, restored: bool = True
     ) -> TableT:
-        """Create a table and, if it is to be `restored`, load its saved rows; `make` gets the fitted spec."""
+        """Create a table and, if it is to be `restored`, load its saved rows; `source.spec` is the fitted spec."""
         request = self._request
         if name in self._tables:
             raise GraphError(f"state {name!r} of {request.uid} is declared twice", hint="declare it once, in open")
@@ -249,7 +247,7 @@ class KeyedState:
         saved = SegmentLog(request.hash_range, limits=request.limits)
         saved.restore([g for s in mine for g in s.segments], [t for s in mine for t in s.tombstones])
         log = saved if migration is None else SegmentLog(request.hash_range, limits=request.limits)
-        table = make(FrozenSource((request.uid, name, request.writer), spec, log, request.directory), spec)
+        table = make(FrozenSource((request.uid, name, request.writer), spec, log, request.directory))
         self._tables[name] = table
         if migration is not None and table.source.remote:
             msg = f"state {name!r} of {request.uid} has a migration function, which has to read all values"

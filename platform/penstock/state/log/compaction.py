@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from penstock.core.snapshot import FileRef, Segment
     from penstock.state.log.frozen import FrozenSource
+    from penstock.state.log.segment_columns import StateSpec
     from penstock.state.log.segments import EncodedSegment
 
 
@@ -23,7 +24,7 @@ class CompactionJob:
     Call `run` in the background, then `KeyedState.compacted` in the owner's thread.
     """
 
-    def __init__(self, source: FrozenSource, inputs: tuple[Segment, ...], tier: int, folder: Path) -> None:
+    def __init__(self, source: FrozenSource[StateSpec], inputs: tuple[Segment, ...], tier: int, folder: Path) -> None:
         """Record the tombstones of this moment; later ones hide rows of the merged segment by their position."""
         self.state = source.state
         self._folder = folder

@@ -6,7 +6,7 @@ Made by a table's `freeze` in the owner's thread; only `encode` may run elsewher
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import pyarrow as pa
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from penstock.state.memory.budget import MemoryBudget
     from penstock.state.memory.limits import StateLimits
 
+#: The columns of the state.
+SpecT_co = TypeVar("SpecT_co", bound="StateSpec", covariant=True)
 #: Bytes of a frozen row before it is encoded: slot, hash, position in the order and a copy of it.
 _ORDER_BYTES = 4 + 3 * 8
 #: Bytes of a value in a batch that is being encoded: as a cell, as a word, as a column, and in the encoder.
@@ -97,7 +99,7 @@ class EncodeResources:
 class FrozenSegment:
     """The rows frozen at one position of the log, until they are durable."""
 
-    def __init__(self, source: FrozenSource, position: int, rows: FrozenContent) -> None:
+    def __init__(self, source: FrozenSource[StateSpec], position: int, rows: FrozenContent) -> None:
         """Hold `rows`."""
         self.position = position
         #: The manifest entry of the encoded file, without file and writer; None: it was not encoded yet.
@@ -200,7 +202,7 @@ class FrozenTable:
     Pages are copied by the owner's thread in steps; encoding runs in the background.
     """
 
-    def __init__(self, source: FrozenSource, view: LogView, segments: tuple[FrozenSegment, ...]) -> None:
+    def __init__(self, source: FrozenSource[StateSpec], view: LogView, segments: tuple[FrozenSegment, ...]) -> None:
         """Take the log's view; `segments` are those of it that were not durable at the barrier."""
         self._source = source
         #: The log at the barrier.
@@ -244,10 +246,10 @@ class FrozenTable:
         )
 
 
-class FrozenSource:
+class FrozenSource(Generic[SpecT_co]):
     """The log of one table, and its segments that are not durable; `copy_frozen` is replaced when it is rebuilt."""
 
-    def __init__(self, names: tuple[str, str, str], spec: StateSpec, log: SegmentLog, directory: Path) -> None:
+    def __init__(self, names: tuple[str, str, str], spec: SpecT_co, log: SegmentLog, directory: Path) -> None:
         """Set the names of operator, state and writer of segments, the log, and the folder for spilled segments."""
         self.uid, self.state, self.writer = names
         self.directory = directory

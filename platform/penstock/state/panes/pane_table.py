@@ -49,11 +49,11 @@ class PaneTable:
     """Accumulators by key and pane."""
 
     def __init__(
-        self, source: FrozenSource, spec: PaneTableSpec, budget: MemoryBudget, cold: ColdPaneStore | None = None
+        self, source: FrozenSource[PaneTableSpec], budget: MemoryBudget, cold: ColdPaneStore | None = None
     ) -> None:
         """Create an empty table; `load` fills it during a restore. Without `cold` all rows stay in memory."""
         self.source = source
-        self.spec = spec
+        self.spec = source.spec
         self._budget = budget
         self._holder = f"{source.writer}/{source.uid}/{source.state}"
         self._limits = source.limits

@@ -38,15 +38,14 @@ class RunningTable(PaneTable):
 
     def __init__(
         self,
-        source: FrozenSource,
-        spec: PaneTableSpec,
+        source: FrozenSource[PaneTableSpec],
         budget: MemoryBudget,
         cold: ColdPaneStore | None = None,
         ttl: Ttl | None = None,
     ) -> None:
         """Create an empty table; `load` fills it during a restore. `ttl` is given if the spec says that rows expire."""
         source.ttl = self._ttl = ttl
-        super().__init__(source, spec, budget, cold)
+        super().__init__(source, budget, cold)
         self._swept = 0
         #: Rows that have become dirty since the last freeze.
         self._changed = 0

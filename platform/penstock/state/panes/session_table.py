@@ -157,14 +157,13 @@ class SessionTable(PaneTable):
 
     def __init__(
         self,
-        source: FrozenSource,
-        spec: PaneTableSpec,
+        source: FrozenSource[PaneTableSpec],
         budget: MemoryBudget,
         rule: SessionRule,
         stores: tuple[SpillStore | None, RemoteKeys | None],
     ) -> None:
         """Create an empty table; `stores` are those of evicted and of remote keys."""
-        super().__init__(source, spec, budget)
+        super().__init__(source, budget)
         self.rule = rule
         #: Lower bounds of the last times of open sessions, and of those that have yet to fire.
         self.least_last = self.least_open = MAX_TIMESTAMP
@@ -179,7 +178,7 @@ class SessionTable(PaneTable):
         if self.cold is not None:
             self._cold_sessions = ColdSessions(self.cold, self.spec, timed=self.remote is None)
         if self.remote is not None and self._cold_sessions is not None:
-            self.remote.add(source, self.spec.key_schema, self._cold_sessions.columns)
+            self.remote.add(source, self._cold_sessions.columns)
         #: With timers, the earliest known one of each slot; without one, the end of time.
         self._due_at: I64 = np.empty(0, np.int64)
         #: With lateness, the time up to which the loaded sessions of each slot have fired; the end of time if all up to

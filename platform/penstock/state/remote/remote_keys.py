@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
+    from penstock.state.cells.accumulators import PaneTableSpec
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.remote.remote_log import Reader
@@ -56,8 +57,9 @@ class RemoteKeys:
             self, self._local.regions, limit_bytes, limits, limits.prefetched_rows
         )
 
-    def follow(self, source: FrozenSource, spec: RowSpec) -> None:
+    def follow(self, source: FrozenSource[RowSpec]) -> None:
         """Add a state whose rows are the same in records and segments; as `add`."""
+        spec = source.spec
         by_first = len(spec.entries) == 1 and pa.types.is_int64(spec.entries[0].type)  # the index of a list
 
         def columns(batch: pa.RecordBatch) -> list[pa.Array]:
@@ -67,12 +69,11 @@ class RemoteKeys:
                 found[-1] = pa.array(source.ttl.clock.bounded(found[-1].to_numpy()))
             return found
 
-        self.add(source, spec.key_schema, columns, by_first=by_first)
+        self.add(source, columns, by_first=by_first)
 
     def add(
         self,
-        source: FrozenSource,
-        key_schema: pa.Schema,
+        source: FrozenSource[RowSpec] | FrozenSource[PaneTableSpec],
         columns: Callable[[pa.RecordBatch], list[pa.Array]],
         *,
         by_first: bool = False,
@@ -83,7 +84,7 @@ class RemoteKeys:
         """
         log = RemoteLog(source, self.reader)
         self._states.append(RemoteRows(log, columns, by_first))
-        self._key_schema = key_schema
+        self._key_schema = source.spec.key_schema
         if source.ttl is not None:
             source.ttl.clock.restored(log.newest_access())
 

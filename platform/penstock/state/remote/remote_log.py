@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef, Segment, Tombstone
     from penstock.kernels.compiler.compile import I64
     from penstock.state.log.frozen import FrozenSource
+    from penstock.state.log.segment_columns import StateSpec
 
 #: Runs functions, in parallel if it can, and returns their results in order.
 Gather: TypeAlias = Callable[[Sequence[Callable[[], Any]]], list[Any]]
@@ -43,7 +44,7 @@ class Reader:
 class RemoteLog:
     """The durable segments of one state's log, opened on demand."""
 
-    def __init__(self, source: FrozenSource, reader: Reader) -> None:
+    def __init__(self, source: FrozenSource[StateSpec], reader: Reader) -> None:
         """Prepare without opening segments; the state's rows are fetched, not restored."""
         source.remote = True
         self._source = source

@@ -58,10 +58,10 @@ class RemotePanes:
     _evicted: Callable[[Sequence[HashRange]], Iterable[pa.Table]]
 
     def __init__(
-        self, source: FrozenSource, spec: PaneTableSpec, reader: Reader, local: LocalPaneStore, limit_bytes: int
+        self, source: FrozenSource[PaneTableSpec], reader: Reader, local: LocalPaneStore, limit_bytes: int
     ) -> None:
         """Read the footers of the restored segments; about `limit_bytes` may be taken on the local disk."""
-        self._source, self._spec, self._local = source, spec, local
+        self._source, self._spec, self._local = source, source.spec, local
         self._limits = source.limits
         #: Whether local rows are in files.
         self.bounded_memory = local.bounded_memory
@@ -72,7 +72,7 @@ class RemotePanes:
             self, local.regions, limit_bytes, source.limits, source.limits.fetched_rows
         )
         self._fetch_ranges = self.fetcher.fetch_ranges
-        self._panes = ({0} if spec.single_pane else self._saved_panes()) if restored else set()
+        self._panes = ({0} if self._spec.single_pane else self._saved_panes()) if restored else set()
         self._rows = self._limits.few_rows if restored else _MANY_ROWS
         #: Whether many ranges were fetched since the last call of `next_rows`.
         self._busy = restored

@@ -130,9 +130,9 @@ class RemoteRuns:
             self, self.regions, limit_bytes, limits, limits.prefetched_rows
         )
 
-    def follow(self, source: FrozenSource, spec: RowSpec) -> RemoteSide:
+    def follow(self, source: FrozenSource[RowSpec]) -> RemoteSide:
         """Add a side; both are added before the first key is used."""
-        side = RemoteSide(RemoteLog(source, self._reader), spec, self)
+        side = RemoteSide(RemoteLog(source, self._reader), source.spec, self)
         self._sides.append(side)
         return side
 

@@ -65,10 +65,9 @@ def next_span(spans: Sequence[TimerSpan], begin: int, rows: int) -> int:
 class RemoteTimers:
     """The timers of one kind of time that are not local yet."""
 
-    def __init__(self, source: FrozenSource, spec: RowSpec, cold: ColdTimers, reader: Reader) -> None:
+    def __init__(self, source: FrozenSource[RowSpec], cold: ColdTimers, reader: Reader) -> None:
         """Prepare; the footers of the restored segments are read on demand."""
         self._source = source
-        self._spec = spec
         self._cold = cold
         self._log = RemoteLog(source, reader)
         #: All timers before this time are local; None: all timers are.
@@ -157,8 +156,8 @@ class RemoteTimers:
 
     def _rows_of(self, tables: Iterable[pa.Table], begin: int, until: int) -> tuple[KeyIndex, I32, I64]:
         rows = self._log.merged(_between(table, begin, until) for table in tables)
-        batch, keys, hashes = keyed_batch(rows, self._spec.key_schema)
-        index = KeyIndex(self._spec.key_schema)
+        batch, keys, hashes = keyed_batch(rows, self._source.spec.key_schema)
+        index = KeyIndex(self._source.spec.key_schema)
         return index, index.upsert(keys, hashes).copy(), batch.column(NAMESPACE).to_numpy()
 
 

@@ -72,8 +72,7 @@ class CollectionTable:
 
     def __init__(
         self,
-        source: FrozenSource,
-        spec: RowSpec,
+        source: FrozenSource[RowSpec],
         state: RowSpace,
         codec: EntryCodec,
         ttl: Ttl | None = None,
@@ -86,12 +85,12 @@ class CollectionTable:
         #: With a time-to-live: the times of last access.
         self.stamps = None if ttl is None else EntryStamps(ttl, lists=lists)
         self._swept = 0
-        self.spec = spec
+        self.spec = source.spec
         self.lists = lists
         self._state = state
         self._codec = codec
-        self._log = ChangeLog(spec, source.log)
-        self._number = state.register(source, spec)
+        self._log = ChangeLog(source.spec, source.log)
+        self._number = state.register(source)
         #: Evicted keys whose lists expired since the last freeze.
         self._expired: KeyIndex | None = None
         self._limits = source.limits

@@ -130,8 +130,7 @@ class JoinBuffer:
 
     def __init__(
         self,
-        source: FrozenSource,
-        spec: RowSpec,
+        source: FrozenSource[RowSpec],
         state: KeySpace,
         run_files: RunFiles | None = None,
         remote: RemoteRuns | None = None,
@@ -139,7 +138,7 @@ class JoinBuffer:
         """Start without rows; `load` adds restored ones. Without `run_files` all rows stay in memory."""
         self.source = source
         self._small_rows = source.limits.small_run_rows
-        self.spec = spec
+        self.spec = source.spec
         self._state = state
         self._run_files = run_files
         #: Files that were read, so their pages may be mapped.
@@ -147,7 +146,7 @@ class JoinBuffer:
         self._runs: list[Run] = []
         self._added: list[AddedRows] = []
         self._added_bytes = 0
-        self._remote = None if remote is None else remote.follow(source, spec)
+        self._remote = None if remote is None else remote.follow(source)
         self._next_row = 0 if self._remote is None else self._remote.below
         #: With the object store: (position in the log, first row number) of earlier freezes.
         self._frozen: list[tuple[int, int]] = []

@@ -49,7 +49,7 @@ class KeySpace(Protocol):
 class RowSpace(KeySpace, Protocol):
     """Keys whose rows are in records when they are evicted (`row_state.RowState`)."""
 
-    def register(self, source: FrozenSource, spec: RowSpec) -> int:
+    def register(self, source: FrozenSource[RowSpec]) -> int:
         """Add a state whose rows are a part of their key's record; return the number of the part."""
 
     def evicted_rows(self, keys: KeyView, slots: I32, number: int) -> KeyRows | None:

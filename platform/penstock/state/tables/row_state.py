@@ -50,7 +50,7 @@ _LEAST_PART = 8
 _TOGETHER = 16
 
 #: Registers a table in the store under a name, and restores it.
-Declare: TypeAlias = Callable[[str, Any, Callable[["FrozenSource", Any], Any]], Any]
+Declare: TypeAlias = Callable[[str, RowSpec, Callable[["FrozenSource[RowSpec]"], Any]], Any]
 _RowTableT = TypeVar("_RowTableT", ValueTable, CollectionTable)
 _TableT = TypeVar("_TableT")
 #: A table whose rows are a part of their key's record when the key is evicted.
@@ -102,7 +102,7 @@ class RowState:
         """Declare a value by key; it is restored when this returns."""
         named = self._named(migration)
         declared = RowSpec(self.index.schema, values, ttl=ttl is not None, evolves=True, migration=named)
-        return self._row_table(name, declared, lambda source, spec: ValueTable(source, spec, self, ttl))
+        return self._row_table(name, declared, lambda source: ValueTable(source, self, ttl))
 
     def entries(
         self,
@@ -120,9 +120,7 @@ class RowState:
         """
         entries, values = fields
         declared = RowSpec(self.index.schema, values, entries, ttl is not None, migration=self._named(migration))
-        return self._row_table(
-            name, declared, lambda source, spec: CollectionTable(source, spec, self, codec, ttl, lists=lists)
-        )
+        return self._row_table(name, declared, lambda source: CollectionTable(source, self, codec, ttl, lists=lists))
 
     def windows(
         self, name: str, fields: tuple[tuple[pa.Field, ...], tuple[pa.Field, ...]], codec: EntryCodec, shown: str
@@ -130,12 +128,10 @@ class RowState:
         """Declare a map, as `entries` does, by windows of the definition `shown`; a restore needs the same one."""
         entries, values = fields
         declared = RowSpec(self.index.schema, values, entries, window=shown)
-        return self._row_table(
-            name, declared, lambda source, spec: CollectionTable(source, spec, self, codec, lists=False)
-        )
+        return self._row_table(name, declared, lambda source: CollectionTable(source, self, codec, lists=False))
 
     def _row_table(
-        self, name: str, declared: RowSpec, make: Callable[[FrozenSource, RowSpec], _RowTableT]
+        self, name: str, declared: RowSpec, make: Callable[[FrozenSource[RowSpec]], _RowTableT]
     ) -> _RowTableT:
         """Declare a table whose rows are in the records of evicted keys, and restore it."""
         made = self._added(name, declared, make, self._row_tables.append)
@@ -154,7 +150,7 @@ class RowState:
     def timers(self, name: str) -> TimerTable:
         """Declare timers by key; they are restored when this returns."""
         declared, add = RowSpec(self.index.schema), self._timer_tables.append
-        return self._added(TIMERS + name, declared, lambda source, spec: TimerTable(source, spec, self), add)
+        return self._added(TIMERS + name, declared, lambda source: TimerTable(source, self), add)
 
     def join_buffer(
         self, name: str, values: tuple[pa.Field, ...], join: tuple[tuple[bytes, bytes], ...] = ()
@@ -162,15 +158,15 @@ class RowState:
         """Declare join rows by key and time (see `core.evolution`); they are restored when this returns."""
         declared, stores = RowSpec(self.index.schema, values, join=join), (self._run_files, self.remote_runs)
         add = self._join_buffers.append
-        return self._added(name, declared, lambda source, spec: JoinBuffer(source, spec, self, *stores), add)
+        return self._added(name, declared, lambda source: JoinBuffer(source, self, *stores), add)
 
     def _added(
-        self, name: str, spec: RowSpec, make: Callable[[FrozenSource, RowSpec], _TableT], add: Callable[[_TableT], None]
+        self, name: str, spec: RowSpec, make: Callable[[FrozenSource[RowSpec]], _TableT], add: Callable[[_TableT], None]
     ) -> _TableT:
         """Declare a table and restore it; it is added before, since a restore may evict keys."""
 
-        def added(source: FrozenSource, fitted: RowSpec) -> _TableT:
-            table = make(source, fitted)
+        def added(source: FrozenSource[RowSpec]) -> _TableT:
+            table = make(source)
             add(table)
             return table
 
@@ -206,11 +202,11 @@ class RowState:
             for table, rows in zip(self._row_tables, found.rows, strict=True):
                 table.load_rows(found.slots, rows)
 
-    def register(self, source: FrozenSource, spec: RowSpec) -> int:
+    def register(self, source: FrozenSource[RowSpec]) -> int:
         """Add a state whose rows are a part of their key's record; return the number of the part."""
         if self.remote is not None:
-            self.remote.follow(source, spec)
-        return 0 if self.cold is None else self.cold.add([field.type for field in spec.row_fields])
+            self.remote.follow(source)
+        return 0 if self.cold is None else self.cold.add([field.type for field in source.spec.row_fields])
 
     def evicted_rows(self, keys: KeyView, slots: I32, number: int) -> KeyRows | None:
         """Return one part of the record of a single key that is not in memory; None: it has none."""

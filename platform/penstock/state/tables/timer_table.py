@@ -73,17 +73,17 @@ class _Bucket:
 class TimerTable:
     """Timers by slot; the slots are those of the key index that all states of an operator share."""
 
-    def __init__(self, source: FrozenSource, spec: RowSpec, state: KeySpace) -> None:
+    def __init__(self, source: FrozenSource[RowSpec], state: KeySpace) -> None:
         """Start without timers; `load` adds restored ones."""
         self.source = source
-        self.spec = spec
+        self.spec = source.spec
         self._state = state
         self._buckets: dict[int, _Bucket] = {}
-        self._log = ChangeLog(spec, source.log)
+        self._log = ChangeLog(source.spec, source.log)
         self._cold = None if state.cold is None else ColdTimers(state.cold)
         self._remote: RemoteTimers | None = None
         if self._cold is not None and state.remote is not None:
-            self._remote = RemoteTimers(source, spec, self._cold, state.remote.reader)
+            self._remote = RemoteTimers(source, self._cold, state.remote.reader)
 
     # --- timers -----------------------------------------------------------------------------------------------------
 

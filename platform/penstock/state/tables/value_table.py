@@ -109,13 +109,13 @@ def last_by_slot(slots: I32) -> I64:
 class ValueTable:
     """One value by slot; the slots are those of the key index that all states of an operator share."""
 
-    def __init__(self, source: FrozenSource, spec: RowSpec, state: RowSpace, ttl: Ttl | None = None) -> None:
+    def __init__(self, source: FrozenSource[RowSpec], state: RowSpace, ttl: Ttl | None = None) -> None:
         """Create an empty table; `load` fills it during a restore, `loaded` ends the restore."""
         self.source = source
-        self.spec = spec
+        self.spec = source.spec
         self.ttl = ttl
         source.ttl = ttl
-        self._number = state.register(source, spec)
+        self._number = state.register(source)
         self._state = state
         self._limits = source.limits
         rows, first_bytes = self._limits.first_rows, self._limits.first_bytes
@@ -123,7 +123,7 @@ class ValueTable:
         self._slots: I32 = np.empty(rows, np.int32)
         self._deleted = np.empty(rows, np.bool_)
         self._clean = np.empty(rows, np.bool_)
-        self._columns = tuple(new_store(field.type, rows, first_bytes) for field in spec.stored)
+        self._columns = tuple(new_store(field.type, rows, first_bytes) for field in source.spec.stored)
         self._end = 0
         #: Rows from this one on are not in a segment yet.
         self._dirty_from = 0
