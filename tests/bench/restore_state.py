@@ -1,11 +1,11 @@
 """Going on from much state: how soon a keyed operator puts its first rows out, and when it is at full speed. Run.
 
 Python tests/bench/restore_state.py [--keys 10000000] [--root FOLDER or s3://bucket/prefix] [--backend rocksdb remote]
-    [--operator running | process]
+    [--operator running | process] [--copies]
 
 The state is written as a savepoint's files would be; keys come at random, which is the worst case for `remote`. A
 process function has one value of eight numbers and one timer a key, at any time of a month; event time goes on by a
-second a batch.
+second a batch. With `--copies` it is read from local copies, as after a restart on the same TaskManager.
 """
 
 import argparse
@@ -24,7 +24,8 @@ import pyarrow as pa
 
 import penstock as ps
 from penstock.api.functions.process_functions import compile_process
-from penstock.checkpoint.stores import checksum_of, open_store, read_file
+from penstock.checkpoint.local_copies import CopyPlace, LocalCopies, StateFiles
+from penstock.checkpoint.stores import checksum_of, local_folder, open_store, read_file
 from penstock.config.settings import JobSettings
 from penstock.core.clock import SystemClock
 from penstock.core.elements import TS_COLUMN, Batch, Watermark
@@ -120,7 +121,7 @@ def operator_over(kind, store):
     return operator
 
 
-def opened(arguments, backend, directory, snapshots, store):
+def opened(arguments, backend, directory, snapshots, read):
     limit = int(arguments.memory * (1 << 20))
     return open_keyed_state(
         KeyedStateRequest(
@@ -128,7 +129,7 @@ def opened(arguments, backend, directory, snapshots, store):
             snapshots=snapshots,
             hash_range=ALL_HASHES,
             settings=JobSettings(state_backend=backend, managed_memory_bytes=limit, remote_local_bytes=arguments.local),
-            read=lambda file: read_file(store, file),
+            read=read,
             directory=Path(directory),
             writer="run/v/0/0",
             budget=MemoryBudget(limit),
@@ -140,7 +141,7 @@ def opened(arguments, backend, directory, snapshots, store):
 def written(arguments, store):
     """Write the state of all keys, range of hashes by range; returns its snapshots and bytes."""
     with TemporaryDirectory() as directory:
-        empty = opened(arguments, "hashmap", directory, (), store)
+        empty = opened(arguments, "hashmap", directory, (), None)
         operator_over(arguments.operator, empty)
         declared = {name: schema for name, schema in empty.declared().items() if name != "__timers_processing"}
         empty.close()
@@ -178,13 +179,23 @@ def one_state(name, schema, keys, store):
     return KeyedStateSnapshot(uid="op", state=name, schema=text, **state)
 
 
-def run(arguments, backend, snapshots, store):
+def copied(arguments, snapshots, store, folder):
+    """Copy all files of the state, as the worker that wrote them does; return the copies."""
+    most = 1 << 40 if arguments.copies else 0
+    place = CopyPlace(folder=Path(folder), worker_id="w", most_bytes=most, store_folder=local_folder(store))
+    copies = LocalCopies(place)
+    for segment in (segment for state in snapshots for segment in state.segments):
+        copies.keep(segment.file.path, read_file(store, segment.file), [segment.file])
+    return copies
+
+
+def run(arguments, backend, snapshots, files):
     """Restore, and take in random keys until nothing more is fetched and the time is over."""
     mails, out, marks = queue.SimpleQueue(), Out(), []
     random = np.random.default_rng(2)
     with TemporaryDirectory(dir=arguments.disk) as directory:
         begun = time.monotonic()
-        keyed = opened(arguments, backend, directory, snapshots, store)
+        keyed = opened(arguments, backend, directory, snapshots, files.read)
         operator = operator_over(arguments.operator, keyed)
         opened_at = time.monotonic()
         Prefetcher(ThreadBackground("background", 2), mails.put).start_due((keyed,))
@@ -213,6 +224,8 @@ def run(arguments, backend, snapshots, store):
     return {"backend": backend, "opened_s": opened_at - begun, "first_output_s": out.first - begun} | {
         "first_watermark_s": None if out.first_mark is None else out.first_mark - begun,
         "all_fetched_s": complete,
+        "bytes_of_copies": files.local_bytes,
+        "bytes_of_the_store": files.remote_bytes,
         **speeds(marks, begun),
         "load": os.getloadavg()[0],
     }
@@ -238,8 +251,9 @@ def main():
     parser.add_argument("--local", type=int, default=64 << 30, help="bytes of fetched state on the local disk")
     parser.add_argument("--root", default="", help="folder or s3://bucket/prefix for the state; a temporary folder")
     parser.add_argument("--disk", default=None, help="where local files go")
+    parser.add_argument("--copies", action="store_true", help="read local copies of the files")
     parser.add_argument("--tail", type=float, default=10.0, help="seconds to go on for when all has been fetched")
-    parser.add_argument("--backend", nargs="+", default=["rocksdb", "remote"])
+    parser.add_argument("--backend", nargs="+", choices=["hashmap", "rocksdb", "remote"], default=["rocksdb", "remote"])
     arguments = parser.parse_args()
     with TemporaryDirectory() as folder:
         store = open_store(arguments.root or folder)
@@ -249,9 +263,12 @@ def main():
             json.dumps({"keys": arguments.keys, "bytes": size, "written_s": round(time.monotonic() - begun, 1)}),
             flush=True,
         )
-        for backend in arguments.backend:
-            figures = run(arguments, backend, snapshots, store)
-            print(json.dumps({k: round(v, 2) if isinstance(v, float) else v for k, v in figures.items()}), flush=True)
+        with TemporaryDirectory(dir=arguments.disk) as place:
+            copies = copied(arguments, snapshots, store, place)
+            for backend in arguments.backend:
+                figures = run(arguments, backend, snapshots, StateFiles(store, copies))
+                rounded = {k: round(v, 2) if isinstance(v, float) else v for k, v in figures.items()}
+                print(json.dumps(rounded), flush=True)
 
 
 if __name__ == "__main__":

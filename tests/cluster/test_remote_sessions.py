@@ -21,6 +21,7 @@ def job(folder):
     env = ps.Environment(
         parallelism=2,
         state_backend="remote",
+        local_recovery_bytes=0,
         checkpoint_interval="500ms",
         checkpoint_root=str(folder / "checkpoints"),
         managed_memory="4MB",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.config_file import TaskManagerSettings
-from penstock.rpc.messages import FetchLog, Heartbeat, LogText, StopWorker, WorkerStartFailed
+from penstock.rpc.messages import FetchLog, ForgetJob, Heartbeat, LogText, StopWorker, WorkerStartFailed
 from penstock.taskmanager.memory_division import divided
 from penstock.taskmanager.template import SAFE_THREADS
 
@@ -91,6 +91,19 @@ async def test_a_slot_is_free_again_only_when_its_worker_is_gone(stage):
     assert not exists(ready.pid)
     stage.start("w3")
     await stage.jobmanager.ready("w3")
+
+
+async def test_copies_of_checkpoint_files_stay_for_the_next_worker_until_the_end_of_the_job(stage, tmp_path):
+    stage.start("w1")
+    await stage.jobmanager.ready("w1")
+    (own,) = (tmp_path / "copies").iterdir()
+    (own / "job" / "w1").mkdir(parents=True)
+    (own / "job" / "w1" / "1.pack").write_bytes(b"x")
+    stage.supervisor.handle(StopWorker(worker_id="w1"))
+    await stage.jobmanager.exited("w1")
+    assert [path.name for path in own.rglob("*.pack")] == ["1.pack"]
+    stage.supervisor.handle(ForgetJob(job_id="job"))
+    assert [path.name for path in own.iterdir()] == ["lock"]
 
 
 async def test_a_jobmanager_that_takes_over_gets_the_slots_of_the_workers_it_has_killed(stage):

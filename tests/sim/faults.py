@@ -33,6 +33,8 @@ POINTS: Mapping[str, float] = {
     "zombie-in-publish": 0.04,
     "publish-delayed": 0.05,
 }
+#: Struck at each copy of checkpoint files that an ended worker leaves.
+COPY_DAMAGED = "copy-damaged"
 #: Struck by the nemesis: kind -> weight.
 STRIKES: Mapping[str, float] = {
     "worker-killed": 4,
@@ -85,6 +87,8 @@ SEEN = (
     "rows-counted-again",
     "rows-overtaken",
     "overtaken-rows-restored",
+    "copy-read",
+    "copy-refused",
 )
 
 
@@ -120,6 +124,10 @@ class Swarm:
     def quiet(cls, chance: random.Random) -> Swarm:
         """No fault at all."""
         return cls(chance)
+
+    def damage_copies(self, chance: random.Random) -> None:
+        """Draw how often copies are damaged; apart from the other faults, whose histories stay as they are."""
+        self.points[COPY_DAMAGED] = chance.choice([0.0, 0.2, 0.6])
 
     def strikes(self, kind: str) -> bool:
         """Whether the fault happens here; counted when it does."""

@@ -1,6 +1,7 @@
 """The local disk of a simulated world: a folder of the world's own, and how often state went there or came back.
 
-Counts keys that leave memory, changes that are written to the disk before a barrier, and remote rows that are fetched.
+Counts keys that leave memory, changes that are written to the disk before a barrier, remote rows that are fetched, and
+copies of checkpoint files that are read or refused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.memory import folder_in_memory
 
+from penstock.checkpoint.local_copies import LocalCopies
 from penstock.state.log.frozen import FrozenSegment
 from penstock.state.panes.pane_table import PaneTable
 from penstock.state.remote.range_fetcher import RangeFetcher
@@ -32,6 +34,8 @@ def local_state(swarm: Swarm) -> Iterator[Path]:
         _noted(patch, FrozenSegment, "spill", lambda rows, _result: swarm.seen("changes-spilled", bool(rows._spilled)))
         _noted(patch, StateBackend, "_open_store", lambda _places, store: opened.append(store))
         _noted(patch, RangeFetcher, "ensure_ranges", lambda _rows, _result: swarm.seen("remote-fetch"))
+        _noted(patch, LocalCopies, "read", lambda _copies, data: swarm.seen("copy-read", int(data is not None)))
+        _noted(patch, LocalCopies, "_refused", lambda _copies, _result: swarm.seen("copy-refused"))
         _noted(patch, RangeFetcher, "_store", lambda _rows, _result: swarm.seen("remote-pieces-came"))
         try:
             yield Path(folder)

@@ -15,10 +15,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.sim.faults import Swarm
+from tests.sim.faults import COPY_DAMAGED, Swarm
 from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
 
+from penstock.checkpoint import local_copies
 from penstock.checkpoint.alignment import Alignment, Snapshot
 from penstock.checkpoint.coordinator import AppendCheckpoint, CheckpointCoordinator
 from penstock.checkpoint.manifest_log import ManifestLog
@@ -452,6 +453,13 @@ _OVERTAKING = {
 _OVERLAPPING = {"checkpoint_interval_ms": 20, "max_concurrent_checkpoints": 4, "checkpoint_timeout_ms": 800}
 _LATE_ACKS = {"ack-late": 0.3}
 
+
+def _copies_not_compared(patch: Patch) -> None:
+    """What lies under the name of a file is used: a copy of an older checkpoint too."""
+    patch.setattr(local_copies, "_part", lambda path, ref: local_copies._bytes_at(path, ref.offset, ref.length))
+    patch.setattr(local_copies, "_checksum", lambda _path, part: part.checksum)
+
+
 MUTANTS = (
     Mutant(
         "segments of a failed upload forgotten",
@@ -597,6 +605,14 @@ MUTANTS = (
         {**_FULL, "phases": [Phase(1, "finish")]},
         _OVERTAKING,
         seeds=20,
+    ),
+    Mutant(
+        "copies are not compared with the manifest",
+        _copies_not_compared,
+        {COPY_DAMAGED: 0.5},
+        {"worker-killed": 1.0},
+        {**_SLOW, "inline_bytes": 0},
+        {"local_recovery_bytes": 1 << 30},
     ),
     Mutant("savepoint sealed after its first part", _sealed_early, {}, {}, _SAVED, likely=2),
     Mutant("files of a native savepoint named by position", _native_by_number, {}, {}, _SAVED, likely=2),

@@ -23,7 +23,10 @@ def world_of(seed: int) -> World:
     plan.draw_regions(random.Random(f"regions {seed}"))
     plan.draw_checkpoints(random.Random(f"checkpoints {seed}"))
     plan.draw_scheduler(random.Random(f"scheduler {seed}"))
-    return World(seed, plan, Swarm.drawn(random.Random(f"faults {seed}")))
+    plan.draw_copies(random.Random(f"copies {seed}"))
+    swarm = Swarm.drawn(random.Random(f"faults {seed}"))
+    swarm.damage_copies(random.Random(f"damaged copies {seed}"))
+    return World(seed, plan, swarm)
 
 
 def run_seed(seed: int) -> Result:

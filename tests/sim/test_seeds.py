@@ -77,6 +77,9 @@ LEAST = {
     "rows-counted-again": 1,
     "rows-overtaken": 60,
     "overtaken-rows-restored": 16,
+    "copy-damaged": 20,
+    "copy-read": 120,
+    "copy-refused": 6,
 }
 
 

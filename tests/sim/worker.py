@@ -12,12 +12,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tests.sim.faults import COPY_DAMAGED
+
 from penstock.network.simulated_network import MemoryNetwork
 from penstock.rpc import messages as msg
 from penstock.task.chain.background import SlowCalls
 from penstock.task.chain.environment import TaskEnvironment
 from penstock.task.drive.runtime import TaskRuntime
 from penstock.task.drive.subtask import StepResult
+from penstock.taskmanager.copy_folders import CopyFolders
 
 if TYPE_CHECKING:
     from tests.sim.leader import Leader
@@ -145,10 +148,11 @@ class Background:
 class Worker:
     """One incarnation of a slot worker."""
 
-    def __init__(self, world: World, manager: TaskManager, worker_id: str) -> None:
+    def __init__(self, world: World, manager: TaskManager, entry: msg.RegisteredWorker) -> None:
         self.world = world
         self.manager = manager
-        self.worker_id = worker_id
+        self.worker_id = worker_id = entry.worker_id
+        self._entry = entry
         self.owner = f"w:{worker_id}"
         self.dead = False
         #: Generation of the newest leader that has asked what runs here.
@@ -168,6 +172,7 @@ class Worker:
             managed_memory_bytes=world.plan.managed_memory_bytes,
             network_memory_bytes=world.plan.network_memory_bytes,
             state_dir=world.folder / self.worker_id,
+            copies_dir=manager.copies.folder_of(entry.job_id),
             limits=world.plan.limits.changed(inline_state_bytes=small, inline_staged_bytes=small),
         )
         self.runtime = TaskRuntime(environment, self)
@@ -202,8 +207,21 @@ class Worker:
         world = self.world
         world.swarm.seen("compaction", sum(subtask._compactor.completed for subtask in self.runtime.subtasks))
         world.end_process(self.owner)
+        self._leave_copies()
         leave = partial(world.transport.leave, self.worker_id)
         world.scheduler.at(world.random.choice([0.0, 0.0, 3.0]), "peers lose it", leave)
+
+    def _leave_copies(self) -> None:
+        """Leave copies to the next worker of the slot, some of them flipped, short, or of another checkpoint."""
+        swarm, copies, entry = self.world.swarm, self.manager.copies, self._entry
+        files = sorted((copies.folder_of(entry.job_id) / self.worker_id).rglob("*.pack"))
+        for path, other in zip(files, files[1:] + files[:1], strict=True):
+            if swarm.strikes(COPY_DAMAGED):
+                data = bytearray(path.read_bytes())
+                data[len(data) // 2] ^= 1
+                way = swarm.random.randrange(3)
+                path.write_bytes(data if way == 0 else data[:-1] if way == 1 else other.read_bytes())
+        copies.worker_ended(entry.job_id, self.worker_id, entry.slot)
 
     def ended(self) -> None:
         """A subtask is over."""
@@ -226,6 +244,7 @@ class TaskManager:
         self.dead = False
         self.session: Session | None = None
         self.workers: dict[str, Worker] = {}
+        self.copies = CopyFolders(world.folder / "copies" / self.name, world.clock)
         self._starting: dict[str, list[bytes]] = {}
         #: Of the workers, as it registers them.
         self._entries: dict[str, msg.RegisteredWorker] = {}
@@ -312,13 +331,14 @@ class TaskManager:
         self.dead = True
         for worker in list(self.workers.values()):
             worker.kill()
+        self.copies.close()
         self.disconnect(0)
         self.world.end_process(self.owner)
 
     def _started(self, worker_id: str) -> None:
         if worker_id not in self._starting:
             return
-        worker = self.workers[worker_id] = Worker(self.world, self, worker_id)
+        worker = self.workers[worker_id] = Worker(self.world, self, self._entries[worker_id])
         for command in self._starting.pop(worker_id):
             worker.take(command)
 

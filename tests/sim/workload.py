@@ -140,6 +140,10 @@ class Plan:
             self.settings["checkpoint_min_pause_ms"] = 0
         self.settings["checkpoint_mode"] = chance.choice(["exactly-once", "at-least-once"])
 
+    def draw_copies(self, chance: random.Random) -> None:
+        """Draw how much of the newest checkpoint has copies on the TaskManagers."""
+        self.settings["local_recovery_bytes"] = chance.choice([0, 4_000, 8 << 30])
+
     def draw_scheduler(self, chance: random.Random) -> None:
         """Draw whether the job's parallelism follows the slots, and how long it waits before that."""
         if chance.random() < 0.4:
@@ -238,6 +242,7 @@ def _settings(chance: random.Random) -> dict[str, Any]:
         "buffer_size_bytes": chance.choice([256, 1024, 1 << 20]),
         "exclusive_buffers": chance.choice([1, 2]),
         "floating_buffers": chance.choice([0, 2, 8]),
+        "local_recovery_bytes": 0,
         "sink_pending_max_epochs": chance.choice([1, 3, 1000]),
         "restart": RestartStrategy(kind="fixed-delay", delay_ms=chance.choice([5, 50, 150])),
     }

@@ -121,6 +121,9 @@ class World:
             MemoryStore._named.pop(self.store.uri.removeprefix("memory://"), None)
             for fiber in [f for group in self._fibers.values() for f in group]:
                 fiber.kill()
+            for manager in self.managers:
+                if not manager.dead:
+                    manager.copies.close()
 
     def next_name(self, kind: str) -> str:
         """A name never used before."""
@@ -320,6 +323,8 @@ class World:
             self.swarm.seen("cancelled")
         elif self._savepoint:
             self.swarm.seen("stop-with-savepoint")
+        for manager in self.managers:
+            manager.copies.job_ended(run.job_id, {run.job_id} if manager.workers else ())
         self._end(leader)
         if self.leader is not None:
             # A successor that came while the end was being recorded.

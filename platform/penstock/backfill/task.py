@@ -165,9 +165,13 @@ class _Part:
             run_async=_never,
             run_waiting=lambda work, _what: work(),
             report_published=_never,
-            read_file=lambda ref: read_file(self._store, ref),
+            read_file=self._read,
+            read_state=self._read,
             budget=MemoryBudget(self.stage.memory_bytes),
         )
+
+    def _read(self, ref: FileRef) -> bytes:
+        return read_file(self._store, ref)
 
     def read(self) -> Iterator[list[Packet]]:
         """Read this part of history to its end."""

@@ -9,6 +9,7 @@ import contextlib
 import os
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from penstock.checkpoint.local_store import LocalStore
 from penstock.checkpoint.memory_store import open_memory_store
@@ -78,6 +79,11 @@ def join_uri(root: str, *parts: str) -> str:
 def open_job_store(checkpoint_root: str, job_name: str) -> ObjectStore:
     """Return the store of one job's folder: the paths in its manifests are relative to this."""
     return open_store(join_uri(checkpoint_root, job_name))
+
+
+def local_folder(store: ObjectStore) -> Path | None:
+    """Return the folder of a store of files; None: another store."""
+    return Path(_folder(store)) if store.uri.startswith("file://") else None
 
 
 def same_store(left: ObjectStore, right: ObjectStore) -> bool:

@@ -165,6 +165,8 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     state_backend: Literal["hashmap", "rocksdb", "remote"] = "hashmap"
     #: `remote`: limit of fetched state on the local disk of one slot; above it, cold state is dropped.
     remote_local_bytes: int = 8 << 30
+    #: Limit of the copies of checkpoint files on the local disk of one slot, for restarts there; 0: none.
+    local_recovery_bytes: int = 8 << 30
     #: Limit of hot tables, frozen pages and open segments of one slot; None: `DEFAULT_MANAGED_BYTES`, or the slot's
     #: part of the TaskManager's managed memory if that is less.
     managed_memory_bytes: int | None = None

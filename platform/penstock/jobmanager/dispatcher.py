@@ -531,6 +531,7 @@ class Dispatcher:
                 _LOGGER.exception("the end of job %s is not recorded yet: this is tried again", job.record.job_id)
                 if await self._closes_before_retry():
                     return
+        self._parts.taskmanagers.forget(job.record.job_id)
         try:
             await driver.close(release=True)
         except PenstockError:

@@ -555,6 +555,12 @@ class StopWorker(Message, frozen=True, kw_only=True):
     worker_id: str
 
 
+class ForgetJob(Message, frozen=True, kw_only=True):
+    """The job has ended: remove the local copies of its checkpoints."""
+
+    job_id: str
+
+
 class ToWorker(Message, frozen=True, kw_only=True):
     """Relay `command` (an encoded `WorkerCommand`) to one or more workers."""
 
@@ -581,7 +587,7 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
 
 TaskManagerCommand = (
-    Registered | HeartbeatAck | StartWorker | StopWorker | ToWorker | FetchLog | FetchThreads | Shutdown
+    Registered | HeartbeatAck | StartWorker | StopWorker | ForgetJob | ToWorker | FetchLog | FetchThreads | Shutdown
 )
 
 _encoder = msgspec.msgpack.Encoder()

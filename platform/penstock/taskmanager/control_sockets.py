@@ -171,6 +171,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     listen: str
     #: Folder for this worker's spilled state; the supervisor deletes it when the worker has ended.
     state_dir: str
+    #: Folder of the copies of the job's checkpoint files on this TaskManager (`checkpoint.local_copies`).
+    copies_dir: str
     #: Key with which workers of this job authenticate to each other; never a process argument.
     key: bytes = b""
     #: The cluster's certificate, key and CA, for connections to other hosts; empty: no TLS.

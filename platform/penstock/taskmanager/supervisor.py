@@ -28,6 +28,7 @@ from penstock.rpc.authentication import workers_key
 from penstock.rpc.messages import (
     FetchLog,
     FetchThreads,
+    ForgetJob,
     FromWorker,
     Heartbeat,
     HeartbeatAck,
@@ -49,6 +50,7 @@ from penstock.rpc.messages import (
     encode,
 )
 from penstock.taskmanager.control_sockets import WorkerSpec
+from penstock.taskmanager.copy_folders import CopyFolders
 from penstock.taskmanager.environments import Environments
 from penstock.taskmanager.memory_division import MemoryDivision
 from penstock.taskmanager.metrics import ProcessMetrics, RunningWorker
@@ -202,6 +204,7 @@ class Supervisor:
         self._workers: dict[str, WorkerProcess] = {}
         #: Requested workers by slot, whose killed predecessor still holds it.
         self._waiting: dict[int, StartWorker] = {}
+        self._copies = CopyFolders(config.work_dir / "copies", clock)
         self._environments = Environments(config.work_dir, clock, self._worker_exited)
         self._socket_dir = make_socket_dir()
         self._process_metrics = ProcessMetrics(config.taskmanager_id, socket.gethostname(), clock)
@@ -259,6 +262,8 @@ class Supervisor:
                 self._on_start_worker(command)
             case StopWorker():
                 self._on_stop_worker(command.worker_id)
+            case ForgetJob():
+                self._copies.job_ended(command.job_id, self._running_jobs)
             case ToWorker():
                 for worker_id in command.worker_ids:
                     if (worker := self._workers.get(worker_id)) is not None:
@@ -283,6 +288,7 @@ class Supervisor:
                 await asyncio.wait_for(self._closing.wait(), interval / 1000)
             if self._registered is not None:
                 self._send_heartbeat()
+                self._copies.expire(self._running_jobs)
 
     async def close(self) -> None:
         """End all workers and templates and delete their files."""
@@ -300,6 +306,7 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for worker in workers:
             shutil.rmtree(worker.spec.state_dir, ignore_errors=True)
+        self._copies.close()
         shutil.rmtree(self._socket_dir, ignore_errors=True)
 
     def metrics_text(self) -> str:
@@ -320,6 +327,10 @@ class Supervisor:
     def template_pids(self) -> tuple[int, ...]:
         """Process ids of the templates."""
         return self._environments.template_pids
+
+    @property
+    def _running_jobs(self) -> set[str]:
+        return {worker.spec.job_id for worker in self._workers.values()}
 
     def _on_registered(self, registered: Registered) -> None:
         self._registered = registered
@@ -401,6 +412,7 @@ class Supervisor:
             log_path=str(self._logs.path_of(command.worker_id)),
             listen=",".join(filter(None, (self._config.data_address, f"unix:{self._socket_dir}"))),
             state_dir=str(state_dir),
+            copies_dir=str(self._copies.folder_of(command.job_id)),
             key=workers_key(self._config.security.secret, command.job_id),
             certificates=() if tls is None else (str(tls.certificate), str(tls.key), str(tls.ca)),
             log_format=self._config.log_format,
@@ -476,6 +488,7 @@ class Supervisor:
         self._workers.pop(worker.worker_id, None)
         self._slots.free(worker.worker_id)
         shutil.rmtree(worker.spec.state_dir, ignore_errors=True)
+        self._copies.worker_ended(worker.spec.job_id, worker.worker_id, worker.spec.slot)
         self._ended += 1
         if self._ended % _PRUNE_EVERY == 0:
             self._logs.prune(set(self._workers))

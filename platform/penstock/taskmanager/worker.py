@@ -173,6 +173,7 @@ def _start_runtime(
         managed_memory_bytes=spec.managed_memory_bytes,
         network_memory_bytes=spec.network_memory_bytes,
         state_dir=Path(spec.state_dir),
+        copies_dir=Path(spec.copies_dir),
         require_writable=lambda folder: require_writable(folder, spec.worker_id, spec.taskmanager_id),
     )
     driver = ThreadDriver(clock)

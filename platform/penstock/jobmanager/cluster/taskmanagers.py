@@ -192,6 +192,11 @@ class TaskManagers:
         """Keep no further workers of a job."""
         self._kept.decided(job_id)
 
+    def forget(self, job_id: str) -> None:
+        """Let all TaskManagers remove what they keep of an ended job."""
+        for manager in self._managers.values():
+            manager.session.send(msg.ForgetJob(job_id=job_id))
+
     def detach(self, job_id: str) -> None:
         """Release the slots of an ended job and stop delivering its events."""
         self._kept.decided(job_id)

@@ -29,6 +29,7 @@ from penstock.state.remote.remote_log import Gather, one_by_one
 from penstock.task.chain.background import Background, SlowCalls
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.local_copies import LocalCopies, StateFiles
     from penstock.core.snapshot import FileRef
     from penstock.graph.task_deployment import TaskDeployment
     from penstock.network.data_plane import DataPlane
@@ -137,6 +138,8 @@ class TaskEnvironment:
     network_memory_bytes: int | None = None
     #: Folder for spilled state.
     state_dir: Path = field(default_factory=lambda: Path("state"))
+    #: Folder of the copies of the job's checkpoint files on this TaskManager; None: none are kept.
+    copies_dir: Path | None = None
     open_store: Callable[[str], ObjectStore] = open_store
     #: Raises if this process cannot write a job's folder; None: no other process writes there.
     require_writable: Callable[[str], None] | None = None
@@ -154,8 +157,11 @@ class JobServices:
     """The services that all subtasks of one job share in a worker."""
 
     uploader: Uploader
-    #: Verified read of a file of the job.
+    #: Verified read of a file of the job from its store.
     read_file: Callable[[FileRef], bytes]
+    #: The job's local copies in this worker, and the files of one subtask's state.
+    copies: LocalCopies
+    state_files: StateFiles
     #: The share of memory of each stateful subtask.
     managed_memory_bytes: int
     #: The subtask's part of the network memory; None: it is not bounded.

@@ -17,6 +17,7 @@ from penstock.task.chain.background import Background, Mail
 from penstock.task.chain.uploader import Part, Uploader
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.local_copies import StateFiles
     from penstock.state.log.compaction import CompactionJob
     from penstock.state.remote.range_fetcher import BackgroundFetch
     from penstock.state.store import KeyedState
@@ -60,7 +61,7 @@ class Compactor:
 
     background: Background
     uploader: Uploader
-    read: Callable[[FileRef], bytes]
+    files: StateFiles
     post: Callable[[Mail], object]
     failures: int = 0
     completed: int = 0
@@ -94,7 +95,7 @@ class Compactor:
                     ),
                 )
 
-        self.background.submit(lambda: job.run(self.read), merged)
+        self.background.submit(lambda: job.run(self.files.read), merged)
 
     def _end(
         self,

@@ -50,7 +50,9 @@ class ChainServices:
     run_async: Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None], str], None]
     run_waiting: Callable[[Callable[[], Any], str], Any]
     report_published: Callable[[tuple[str, ...]], None]
+    #: Reads a file of the job from its store, and one of state also from a local copy.
     read_file: Callable[[FileRef], bytes]
+    read_state: Callable[[FileRef], bytes]
     #: The subtask's share of the worker's managed memory.
     budget: MemoryBudget
 
@@ -133,6 +135,13 @@ def overtaken_files(
     return tuple(found)
 
 
+def restored_files(deployment: TaskDeployment) -> list[FileRef]:
+    """Return the files of state and of rows in flight that a subtask restores."""
+    keyed = [state for restore in deployment.restore for state in restore.keyed]
+    state = [segment.file for snapshot in keyed for segment in snapshot.segments]
+    return state + [rows.part.file for rows in deployment.in_flight]
+
+
 def keeps_keyed_state(deployment: TaskDeployment) -> bool:
     """Return whether the subtask takes a share of the managed memory."""
     return any(spec.keyed for spec in deployment.operators)
@@ -180,7 +189,7 @@ def _state_request(
         snapshots=restore.keyed,
         hash_range=HashRange(deployment.hash_low, deployment.hash_high),
         settings=with_granted(deployment.settings, environment.managed_memory_bytes),
-        read=services.read_file,
+        read=services.read_state,
         directory=Path(environment.state_dir) / f"{place}-{zlib.crc32(restore.uid.encode()):08x}",
         writer=f"{deployment.run_id}/{execution.vertex_id}/{execution.subtask}/{execution.attempt}",
         budget=services.budget,

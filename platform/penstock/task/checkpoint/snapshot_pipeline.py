@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from penstock.checkpoint.local_copies import LocalCopies
 from penstock.core import failpoints
 from penstock.core.clock import Clock
 from penstock.core.elements import Barrier
@@ -108,6 +109,7 @@ class SnapshotServices:
     reports: TaskReports
     #: Describes the rows of each file of overtaken rows.
     in_flight: Callable[[OvertakenRows], tuple[tuple[InFlightRows, list[QueuedRows]], ...]]
+    copies: LocalCopies
 
 
 class SnapshotPipeline:
@@ -288,6 +290,7 @@ class SnapshotPipeline:
         )
         evidence = {"checkpoint": checkpoint.barrier.checkpoint_id, "subtask": execution}
         failpoints.hit("task.before_ack", **evidence)
+        services.copies.acknowledged(checkpoint.barrier.checkpoint_id, snapshot)
         services.reports.acknowledged(checkpoint.barrier.checkpoint_id, snapshot, metrics)
         failpoints.hit("task.after_ack", **evidence)
 

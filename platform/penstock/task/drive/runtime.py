@@ -7,16 +7,19 @@ savepoints run as `blocking` background work. Used by `taskmanager.worker` and b
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
+from penstock.checkpoint.local_copies import CopyPlace, LocalCopies, StateFiles
 from penstock.checkpoint.manifest_log import Manifest, decode_manifest, encode_manifest
-from penstock.checkpoint.stores import join_uri, place_of, read_file
+from penstock.checkpoint.stores import join_uri, local_folder, place_of, read_file
 from penstock.connector.sink import SinkSpec
 from penstock.core.elements import BarrierKind
 from penstock.core.snapshot import FileRef
@@ -51,13 +54,14 @@ from penstock.rpc.messages import (
 from penstock.task.chain.environment import JobServices, TaskReports
 from penstock.task.chain.failure import describe
 from penstock.task.chain.uploader import Uploader
-from penstock.task.checkpoint.restore import keeps_keyed_state
+from penstock.task.checkpoint.restore import keeps_keyed_state, restored_files
 from penstock.task.checkpoint.savepoint_copy import seal_savepoint, write_part
 from penstock.task.checkpoint.sink_recovery import resolve_pending
 from penstock.task.drive.state_queries import NOT_RUNNING, OpenQueries
 from penstock.task.drive.subtask import Subtask
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.store import ObjectStore
     from penstock.network.network_memory import GateShare
     from penstock.operators.operator import SourceOperator
     from penstock.task.chain.environment import TaskEnvironment
@@ -104,6 +108,15 @@ class _Job:
         return all(subtask.has_ended for subtask in self.subtasks)
 
 
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The files of one job in this worker."""
+
+    store: ObjectStore
+    uploader: Uploader
+    copies: LocalCopies
+
+
 class TaskRuntime:
     """All subtasks of one worker."""
 
@@ -117,7 +130,8 @@ class TaskRuntime:
         self._jobs: dict[str, _Job] = {}
         #: The peers for the next deployment of a job: see `graph.task_deployment.encode_peers`.
         self._peers: dict[str, bytes] = {}
-        self._uploaders: dict[tuple[str, str], tuple[Uploader, Callable[[FileRef], bytes]]] = {}
+        #: By folder and run of a job; the newest only.
+        self._files: dict[tuple[str, str], _Files] = {}
         #: Jobs with slow calls at the last request for metrics.
         self._reported_slow: set[str] = set()
         #: Numbers of checkpoint objects, unique in the life of this worker.
@@ -139,9 +153,7 @@ class TaskRuntime:
                 for subtask in self._live_subtasks(command.job_id, command.run_id, command.generation):
                     subtask.permit(command.checkpoint_id)
             case CheckpointCompleted():
-                permit = command.permit
-                for subtask in self._live_subtasks(permit.job_id, permit.run_id, permit.generation):
-                    subtask.complete(command)
+                self._complete(command)
             case CheckpointAborted():
                 for subtask in self._live_subtasks(command.job_id, command.run_id, command.generation):
                     subtask.abort(command)
@@ -245,6 +257,8 @@ class TaskRuntime:
             self._refuse(deployments, *describe(error))
             return
         job.subtasks = made
+        for files in self._files.values():
+            files.copies.adopt(ref for deployment in complete for ref in restored_files(deployment))
         for subtask in made:
             subtask.reports.state("DEPLOYING")
         self._environment.network.start_channels(command.job_id)
@@ -274,26 +288,42 @@ class TaskRuntime:
     def _services_of(
         self, deployment: TaskDeployment, stateful_subtasks: int, network: GateShare | None
     ) -> JobServices:
-        """Return the uploader and the verified reader of a job's folder, shared by its subtasks here."""
-        root = deployment.settings.checkpoint_root
-        folder = join_uri(root, deployment.job_name)
+        """Return a subtask's services; the files of the job's folder are shared by its subtasks here."""
+        folder = join_uri(deployment.settings.checkpoint_root, deployment.job_name)
         key = (folder, deployment.run_id)
-        if key not in self._uploaders:
-            store = self._environment.open_store(folder)
-            prefix = f"{deployment.run_id}/{self._environment.worker_id}"
-            environment = self._environment
-            uploader = Uploader(
-                store,
-                prefix,
-                environment.background,
-                lambda: next(self._object_numbers),
-                environment.limits,
-                lambda what, work: environment.slow_calls.watched(deployment.job_id, what, work),
+        if key not in self._files:
+            self._files = {key: self._open_files(deployment, self._environment.open_store(folder))}
+        files = self._files[key]
+        return JobServices(
+            uploader=files.uploader,
+            read_file=lambda ref: read_file(files.store, ref),
+            copies=files.copies,
+            state_files=StateFiles(files.store, files.copies),
+            managed_memory_bytes=self._environment.managed_memory_bytes // max(1, stateful_subtasks),
+            network=network,
+        )
+
+    def _open_files(self, deployment: TaskDeployment, store: ObjectStore) -> _Files:
+        environment, most = self._environment, deployment.settings.local_recovery_bytes
+        uploader = Uploader(
+            store,
+            f"{deployment.run_id}/{environment.worker_id}",
+            environment.background,
+            lambda: next(self._object_numbers),
+            environment.limits,
+            lambda what, work: environment.slow_calls.watched(deployment.job_id, what, work),
+        )
+        place = None
+        if environment.copies_dir is not None and most:
+            place = CopyPlace(
+                folder=environment.copies_dir,
+                worker_id=environment.worker_id,
+                most_bytes=most,
+                store_folder=local_folder(store),
             )
-            self._uploaders = {key: (uploader, lambda ref: read_file(store, ref))}
-        uploader, read = self._uploaders[key]
-        share = self._environment.managed_memory_bytes // max(1, stateful_subtasks)
-        return JobServices(uploader=uploader, read_file=read, managed_memory_bytes=share, network=network)
+        copies = LocalCopies(place)
+        uploader.keep = copies.keep
+        return _Files(store, uploader, copies)
 
     def _refuse(self, deployments: list[TaskDeployment], error: str, detail: str = "") -> None:
         for deployment in deployments:
@@ -313,6 +343,16 @@ class TaskRuntime:
                 subtask.trigger(command.checkpoint_id, kind)
             else:
                 subtask.expect(command.checkpoint_id)
+
+    def _complete(self, command: CheckpointCompleted) -> None:
+        permit = command.permit
+        subtasks = self._live_subtasks(permit.job_id, permit.run_id, permit.generation)
+        for subtask in subtasks:
+            subtask.complete(command)
+        for files in self._files.values() if subtasks else ():
+            if files.copies.enabled:
+                drop = partial(files.copies.completed, permit.checkpoint_id)
+                self._environment.background.submit(drop, _log_failure)
 
     def _assign(self, command: AssignSplits) -> None:
         for subtask in self._live_subtasks(command.job_id, None, command.generation):
@@ -424,6 +464,11 @@ class TaskRuntime:
             environment.report(answer(result, "" if error is None else describe(error)[0]))
 
         environment.blocking.submit(environment.slow_calls.watched(job_id, what, work), done)
+
+
+def _log_failure(_: None, error: BaseException | None) -> None:
+    if error is not None:
+        logging.getLogger(__name__).warning("local copies of checkpoint files could not be dropped: %s", error)
 
 
 def _job_folder(command: WriteSavepoint | SealSavepoint) -> str:

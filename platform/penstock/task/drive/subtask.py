@@ -110,10 +110,11 @@ class Subtask:
                 post=self.mailbox.post,
                 reports=self.reports,
                 in_flight=partial(overtaken_files, deployment),
+                copies=services.copies,
             )
         )
         self._barriers.give_up = self._pipeline.abort
-        self._compactor = Compactor(environment.background, services.uploader, services.read_file, self.mailbox.post)
+        self._compactor = Compactor(environment.background, services.uploader, services.state_files, self.mailbox.post)
         self.metrics = SubtaskMetrics(
             self._clock, self._gate, self._outputs, self._chain, self._compactor, self._memory_budget
         )
@@ -450,6 +451,7 @@ class Subtask:
             run_waiting=self._run_waiting,
             report_published=self.reports.published,
             read_file=self._services.read_file,
+            read_state=self._services.state_files.read,
             budget=self._memory_budget,
         )
         self._stores = open_chain(self._chain, self.deployment, self._environment, services)
@@ -457,7 +459,7 @@ class Subtask:
         combine_outputs(self._outputs, self.deployment.settings)
         expect_combined(self._gate, self._chain.links[0])
         if self._gate is not None and self.deployment.in_flight:
-            self._gate.restore(restored_rows(self.deployment, self._services.read_file))
+            self._gate.restore(restored_rows(self.deployment, self._services.state_files.read))
         if self._gate is not None and self._watermarks.combined > MIN_TIMESTAMP:
             # Emit the checkpoint's watermark, so that lateness is decided as before.
             self.metrics.input_watermark = self._watermarks.combined

@@ -142,6 +142,10 @@ class SubtaskMetrics:
         if self._compactor.completed or self._compactor.failures:
             values["numCompactions"] = float(self._compactor.completed)
             values["numFailedCompactions"] = float(self._compactor.failures)
+        files = self._compactor.files
+        if files.local_bytes or files.remote_bytes:
+            values["numStateBytesReadLocal"] = float(files.local_bytes)
+            values["numStateBytesReadRemote"] = float(files.remote_bytes)
         for link in links:
             for name, value in link.metrics.extra.items():
                 values[name] = values.get(name, 0.0) + value

@@ -246,3 +246,11 @@ def test_a_worker_that_a_job_starts_at_a_registration_is_none_of_an_earlier_lead
     managers.request_slots("job", 1, wait=True)
     joined(managers, "tm", workers=(msg.RegisteredWorker(worker_id="old", job_id="job", slot=0),))
     assert kept == [["old"]]
+
+
+def test_all_taskmanagers_forget_an_ended_job(managers):
+    sessions = [joined(managers, name) for name in ("tm-1", "tm-2")]
+    managers.forget("job")
+    for session in sessions:
+        managers.release(session.taskmanager_id)
+        assert msg.ForgetJob(job_id="job") in asyncio.run(told(session))

@@ -3,6 +3,8 @@
 import pytest
 from tests.unit.task.chain.test_timers import Plain, chain_of
 
+from penstock.checkpoint.local_copies import LocalCopies, StateFiles
+from penstock.checkpoint.memory_store import MemoryStore
 from penstock.core.clock import ManualClock
 from penstock.core.elements import MIN_TIMESTAMP, Watermark, WatermarkStatus
 from penstock.state.memory.budget import MemoryBudget
@@ -21,6 +23,7 @@ class Last(Plain):
 
 class NoRuns:
     completed = failures = 0
+    files = StateFiles(MemoryStore(), LocalCopies(None))
 
 
 def metrics_of(chain):

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from tests.unit.task.conftest import encoded_segment
 
+from penstock.checkpoint.local_copies import LocalCopies, StateFiles
 from penstock.checkpoint.memory_store import MemoryStore
 from penstock.core.clock import ManualClock
 from penstock.core.errors import ConnectorError, SnapshotDamagedError, StorageError
@@ -79,8 +80,11 @@ class Store:
 
 
 def test_a_compaction_that_fails_is_seen_and_the_next_one_goes_on(uploads, caplog):
-    _, background, uploader = uploads
-    store, compactor = Store(), Compactor(background, uploader, lambda _: b"", lambda mail: mail())
+    memory, background, uploader = uploads
+    store, compactor = (
+        Store(),
+        Compactor(background, uploader, StateFiles(memory, LocalCopies(None)), lambda mail: mail()),
+    )
     marks = {"last_watermark": 0, "watermark_of_last": 0, "last_is_idle": False}
     chain = SimpleNamespace(links=(LINK,), **marks, times=OperatorTimes(ManualClock(), ()))
     metrics = SubtaskMetrics(ManualClock(), None, (), chain, compactor, MemoryBudget(1))
