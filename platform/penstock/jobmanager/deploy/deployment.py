@@ -7,7 +7,7 @@ A region restarts by a deployment of its part of the graph, which then joins tha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -231,8 +231,8 @@ class Deployment:
             commands.append(RequestSlots(self.needed - len(slots), wait))
         return commands
 
-    def slots_granted(self, slots: Iterable[Slot]) -> list[Command]:
-        """Start a worker in each slot."""
+    def slots_granted(self, slots: Iterable[Slot], order: Sequence[Slot] = ()) -> list[Command]:
+        """Start a worker in each slot; `order`: of all slots of the job, in which subtasks are placed."""
         commands: list[Command] = []
         restart = self.ids.epoch - (self.ids.generation << 16)
         for slot in slots:
@@ -240,6 +240,9 @@ class Deployment:
             worker_id = f"{self.ids.job_id[:8]}-g{self.ids.generation}-r{restart}-{len(self.workers)}"
             self.workers[worker_id] = Worker(worker_id, slot)
             commands.append(LaunchWorker(worker_id, slot))
+        places = {slot: place for place, slot in enumerate(order)}
+        ordered = sorted(self.workers.items(), key=lambda item: places.get(item[1].slot, len(places)))
+        self.workers = dict(ordered)
         return commands
 
     def log_read(self, recovered: Recovered, now_ms: int) -> list[Command]:

@@ -19,9 +19,19 @@ class HeldSlots:
 
     def __init__(self) -> None:
         """Start without slots."""
+        #: In the order of the subtasks, which keep their slots over restarts.
         self.slots: list[Slot] = []
+        #: Places of lost slots in this order, lost ones included.
+        self._vacant: set[int] = set()
         self._exiting: dict[str, Slot] = {}
         self._exit_deadline_ms = 0
+
+    def add(self, slots: Iterable[Slot]) -> None:
+        """Hold further slots, first in the places of lost ones: the subtasks in other slots stay there."""
+        for slot in slots:
+            place = min(self._vacant, default=len(self.slots))
+            self._vacant.discard(place)
+            self.slots.insert(place, slot)
 
     def halt(self, workers: Iterable[Worker], now_ms: int) -> list[Command]:
         """Kill these workers; `workers_exited` returns whether they have exited."""
@@ -38,25 +48,31 @@ class HeldSlots:
 
     def taskmanager_lost(self, taskmanager_id: str) -> None:
         """Forget the slots of a lost TaskManager and its workers, whose exit will not be reported."""
-        self.slots = [slot for slot in self.slots if slot.taskmanager_id != taskmanager_id]
+        self._give_up({slot for slot in self.slots if slot.taskmanager_id == taskmanager_id})
         self._exiting = {w: slot for w, slot in self._exiting.items() if slot.taskmanager_id != taskmanager_id}
 
     def workers_exited(self, now_ms: int) -> bool:
         """Return whether the old workers have exited; give up slots whose worker cannot be killed in time."""
         if self._exiting and now_ms >= self._exit_deadline_ms:
-            stuck = set(self._exiting.values())
-            self.slots = [slot for slot in self.slots if slot not in stuck]
+            self._give_up(set(self._exiting.values()))
             self._exiting.clear()
         return not self._exiting
 
     def leave(self, taskmanager_ids: Collection[str]) -> None:
         """Make the slots of these TaskManagers the first ones that `trim` releases."""
+        self._vacant.clear()
         self.slots.sort(key=lambda slot: slot.taskmanager_id in taskmanager_ids)
 
     def trim(self, needed: int) -> list[Command]:
         """Release the slots beyond `needed`; no worker may be left in them."""
         surplus, self.slots = tuple(self.slots[needed:]), self.slots[:needed]
+        self._vacant = {place for place in self._vacant if place < needed}
         return [ReleaseSlots(surplus)] if surplus else []
+
+    def _give_up(self, lost: Collection[Slot]) -> None:
+        places = [place for place in range(len(self.slots) + len(self._vacant)) if place not in self._vacant]
+        self._vacant |= {place for place, slot in zip(places, self.slots, strict=True) if slot in lost}
+        self.slots = [slot for slot in self.slots if slot not in lost]
 
     def wake_ms(self) -> int | None:
         """Return the time at which `workers_exited` may change by a timeout, or None."""

@@ -262,8 +262,8 @@ class JobMaster:
         starting, job = self._starting, self.deployment
         if starting is None or job is None or len(slots) > job.needed - len(self._held.slots):
             return [cmd.ReleaseSlots(slots)]  # requested by a deployment or a rescale that has ended
-        self._held.slots += slots
-        return starting.slots_granted(slots)
+        self._held.add(slots)
+        return starting.slots_granted(slots, self._held.slots)
 
     def _on_report(self, worker_id: str, report: msg.WorkerReport, now_ms: int) -> list[cmd.Command]:
         """Handle a report; ignore that of a worker which is not of the present deployment."""
@@ -437,7 +437,7 @@ class JobMaster:
         """Kill the workers of the earlier leader, and keep their slots."""
         adoption, self._adoption = self._reconciling(), None
         self.checkpointing.skip_ids(adoption.newest_checkpoint)
-        self._held.slots += adoption.slots
+        self._held.add(adoption.slots)
         return [cmd.WorkersDecided(), *self._held.halt(adoption.workers.values(), now_ms)]
 
     def _adopt(self, adoption: Adoption, recovered: Recovered, now_ms: int) -> list[cmd.Command]:
@@ -445,7 +445,7 @@ class JobMaster:
         self.checkpointing.skip_ids(adoption.newest_checkpoint)
         deployment = Deployment(self.graph, adoption.ids, self.graph.settings.checkpoint_root)
         self._deployed.job = deployment
-        self._held.slots += adoption.slots
+        self._held.add(adoption.slots)
         self._steps.to(Step.STARTING, now_ms + START_TIMEOUT_MS)
         self._restart.resumed(recovered.plan.restored, self.identity.run_id)
         workers = counted(len(adoption.workers), "running worker")
@@ -709,7 +709,7 @@ class JobMaster:
         self.alignment = WatermarkAlignment(self.graph)
         self._reports.redefined(self.graph)
         self._restart = RestartPolicy(self.graph.settings.restart, proven=self._restart.proven)
-        self._held.slots += step.extra
+        self._held.add(step.extra)
         self._held.leave(step.leaves)
 
     def _close(self, state: JobStatus, now_ms: int) -> list[cmd.Command]:

@@ -12,8 +12,10 @@ from penstock.jobmanager.deploy import job_status as status
 from penstock.jobmanager.deploy import job_steps
 from penstock.jobmanager.deploy.deployment import Deployment, SplitAssigner
 from penstock.jobmanager.deploy.failover import RestartPolicy, restart_decider
+from penstock.jobmanager.deploy.held_slots import HeldSlots
 from penstock.jobmanager.deploy.job_status import TRANSITIONS, JobStatus, StatusMachine
 from penstock.jobmanager.deploy.job_steps import Step, StepMachine
+from penstock.jobmanager.messages.commands import ReleaseSlots
 from penstock.jobmanager.messages.placement import Slot, place
 
 
@@ -311,6 +313,48 @@ def test_worker_ids_which_name_files_are_never_repeated_however_often_a_job_rest
         return {command.worker_id for command in made}
 
     assert len(ids(0) | ids(1) | ids(1 << 16) | ids((1 << 16) + 1)) == 8
+
+
+def slots_of(text):
+    """Slots of TaskManagers, named by their letters."""
+    return [Slot(letter, text[:place].count(letter)) for place, letter in enumerate(text)]
+
+
+def named(slots):
+    return "".join(slot.taskmanager_id for slot in slots)
+
+
+@pytest.mark.parametrize(
+    ("lost", "granted", "order"),
+    [
+        ("a", "dd", "dbcdbc"),
+        ("b", "dc", "adcacc"),
+        ("c", "d", "abdab"),
+        ("ac", "dddd", "dbddbd"),
+        ("ca", "de", "dbeb"),
+        ("abc", "defgh", "defgh"),
+    ],
+)
+def test_new_slots_take_the_places_of_lost_ones(lost, granted, order):
+    held = HeldSlots()
+    held.add(slots_of("abcabc"))
+    for taskmanager_id in lost:
+        held.taskmanager_lost(taskmanager_id)
+    held.add(slots_of(granted))
+    assert named(held.slots) == order
+
+
+def test_places_are_forgotten_when_the_job_gets_smaller_or_leaves_hosts():
+    held = HeldSlots()
+    held.add(slots_of("abcd"))
+    held.taskmanager_lost("d")
+    assert held.trim(2) == [ReleaseSlots(tuple(slots_of("abc")[2:]))]
+    held.add(slots_of("e"))
+    assert named(held.slots) == "abe"
+    held.taskmanager_lost("b")
+    held.leave({"a"})
+    held.add(slots_of("f"))
+    assert named(held.slots) == "eaf"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Subtask
 from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
+from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc import messages as msg
 
 
@@ -250,6 +251,23 @@ def test_a_dead_taskmanager_takes_its_slots_with_it(world_of):
     world.post(ev.TaskManagerLost("tm", "silent")).pass_time(200)
     assert world.master.status.state is JobStatus.RUNNING
     assert len(world.free) == 4
+
+
+def test_subtasks_keep_their_slots_when_another_taskmanager_is_lost(world_of):
+    world = world_of()
+    world.free = [Slot("lost", 0), Slot("tm", 0), Slot("other", 0)]
+    world.start().pass_time(1500)
+
+    def slots():
+        deployment = world.master.deployment
+        return {e.id.subtask: deployment.workers[e.worker_id].slot for e in deployment.executions.values()}
+
+    assert slots() == {0: Slot("lost", 0), 1: Slot("tm", 0)}
+    (lost,) = [name for name, w in world.master.deployment.workers.items() if w.slot == Slot("lost", 0)]
+    world.workers.pop(lost)
+    world.post(ev.TaskManagerLost("lost", "silent")).pass_time(500)
+    assert world.master.status.state is JobStatus.RUNNING
+    assert slots() == {0: Slot("other", 0), 1: Slot("tm", 0)}
 
 
 def test_a_bounded_job_takes_its_final_checkpoint_without_an_interval(world_of, graph_of):
