@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.core.errors import PenstockError
 from penstock.graph.execution_graph import PlanIds
-from penstock.graph.job_graph import JobGraph, required_slots
+from penstock.graph.job_graph import JobGraph, required_slots, slots_of
 from penstock.jobmanager.deploy.deployment import AdoptedTask, Recovered, Worker
 from penstock.jobmanager.deploy.job_log import JobIdentity, plan_restore
 from penstock.jobmanager.messages.commands import Command, KeepWorker, KillWorker, ReleaseSlots, SendToWorker
@@ -46,13 +46,14 @@ class Adoption:
         self.recovered: Recovered | None = None
         self.workers: dict[str, Worker] = {}
         #: The slots of all workers found; a lost worker's is still the job's.
-        self.slots: list[Slot] = []
+        self._slots: list[Slot] = []
+        #: The subtasks, and the number of the slot of each.
+        self._places = {where: place for place, need in enumerate(slots_of(graph)) for where in need.subtasks}
         #: The largest id of a checkpoint that the earlier leader is known to have triggered; the log lacks failed ones.
         self.newest_checkpoint = 0
         self._tasks: dict[_Where, AdoptedTask] = {}
         self._owners: dict[tuple[str, str], int] = {}
         self._needed = required_slots(graph)
-        self._subtasks = {(vertex.id, subtask) for vertex in graph.vertices for subtask in range(vertex.parallelism)}
         self._sources = {vertex.id for vertex in graph.vertices if vertex.is_source}
         self._obstacle = ""
 
@@ -61,6 +62,16 @@ class Adoption:
         """The subtasks that the workers have reported."""
         return tuple(self._tasks.values())
 
+    @property
+    def slots(self) -> list[Slot]:
+        """The slots of all workers, in the order of the subtasks that they have reported."""
+        places: dict[Slot, int] = {}
+        for where, task in self._tasks.items():
+            worker = self.workers.get(task.worker_id)
+            if worker is not None:
+                places.setdefault(worker.slot, self._places.get(where, self._needed))
+        return sorted(self._slots, key=lambda slot: places.get(slot, self._needed))
+
     def refuse(self, obstacle: str) -> None:
         """Restart the job; the first obstacle counts."""
         self._obstacle = self._obstacle or obstacle
@@ -68,7 +79,7 @@ class Adoption:
     def found(self, worker_id: str, slot: Slot) -> None:
         """Add a worker, which is then asked."""
         self.workers[worker_id] = Worker(worker_id, slot)
-        self.slots.append(slot)
+        self._slots.append(slot)
 
     def ask(self, workers: Iterable[tuple[str, Slot]]) -> list[Command]:
         """Add workers; return the commands that keep them and ask for their tasks."""
@@ -100,7 +111,7 @@ class Adoption:
         """Handle the loss of a TaskManager with its workers."""
         for worker in [worker for worker in self.workers.values() if worker.slot.taskmanager_id == taskmanager_id]:
             self.lost(worker.worker_id)
-        self.slots = [slot for slot in self.slots if slot.taskmanager_id != taskmanager_id]
+        self._slots = [slot for slot in self._slots if slot.taskmanager_id != taskmanager_id]
 
     def reported(self, worker_id: str, report: WorkerReport) -> None:
         """Handle a report of a worker: its answer, or a later change."""
@@ -133,7 +144,7 @@ class Adoption:
         answered = sum(bool(worker.endpoint) for worker in self.workers.values())
         if answered < self._needed or answered < len(self.workers):
             return f"{answered} of {max(self._needed, len(self.workers))} workers have answered"
-        if missing := self._subtasks - set(self._tasks):
+        if missing := self._places.keys() - self._tasks.keys():
             vertex_id, subtask = min(missing)
             return f"no worker runs subtask {vertex_id[:8]}_{subtask}"
         late = next((task.report for task in self.tasks if task.report.state != "RUNNING"), None)
@@ -151,7 +162,7 @@ class Adoption:
             self.refuse("a stop of the job was under way")
         for task in report.tasks:
             where = task.vertex_id, task.subtask
-            if where not in self._subtasks or where in self._tasks:
+            if where not in self._places or where in self._tasks:
                 self.refuse(
                     f"worker {worker_id} runs subtask {task.vertex_id[:8]}_{task.subtask}, which is not its own"
                 )

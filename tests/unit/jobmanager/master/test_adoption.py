@@ -122,6 +122,22 @@ def test_a_failure_after_the_adoption_restarts_the_job_from_its_newest_checkpoin
     assert set(second.output.values()) == {1}
 
 
+def test_subtasks_keep_their_slots_when_the_workers_are_found_in_another_order(taken_over):
+    def slots(world):
+        deployment = world.master.deployment
+        return {e.id.subtask: deployment.workers[e.worker_id].slot for e in deployment.executions.values()}
+
+    first, second = taken_over()
+    before = slots(first)
+    one, other = second.workers
+    second.register(other)
+    second.register(one)
+    assert adopted(second)
+    second.kill(one).pass_time(3_000)
+    assert restarted(second)
+    assert slots(second) == before
+
+
 def test_a_job_cancelled_before_a_checkpoint_of_its_new_leader_leaves_its_output_open(world_of, graph_of):
     first = world_of(graph_of()).start()
     first.deaf.add(msg.CheckpointCompleted)
