@@ -13,6 +13,7 @@ from penstock.kernels.aggregates.merge import REGISTERS, merge_cells
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.operators.aggregates.aggregate_plan import WORDS, estimates
 from penstock.operators.aggregates.aggregate_schema import Aggregate
+from penstock.operators.windows.row_stages import packed, unpacked
 from penstock.operators.windows.window_outputs import row_aggregate
 
 KINDS = {
@@ -21,6 +22,14 @@ KINDS = {
     "string": (pa.string(), st.sampled_from(["", "a", "b", "bb"])),
     "decimal": (pa.decimal128(9, 2), st.decimals(-9, 9, places=2)),
 }
+#: Types beside these whose values stay as they are from a part of a window to the whole.
+PART_KINDS = {
+    **KINDS,
+    "bytes": (pa.large_binary(), st.sampled_from([b"", b"a", bytes([0, 255])])),
+    "date": (pa.date32(), st.dates()),
+    "long decimal": (pa.decimal128(30, 2), st.decimals(-9, 9, places=2)),
+}
+NUMBERS = ("int", "float", "decimal", "long decimal")
 WINDOWS = 4
 NONE = np.zeros(0, np.uint8)
 
@@ -49,6 +58,26 @@ def test_kept_aggregates_are_duckdbs(kind, data):
         got = found("quantile").to_pylist()
         assert [one is None for one in got] == [one is None for (one,) in wanted]
         assert [one for one in got if one is not None] == pytest.approx([o for (o,) in wanted if o is not None])
+
+
+@pytest.mark.parametrize("kind", sorted(PART_KINDS))
+@examples(40)
+@given(st.data())
+def test_parts_of_a_window_give_what_its_rows_give(kind, data):
+    data_type, one = PART_KINDS[kind]
+    row = st.tuples(st.integers(0, WINDOWS - 1), st.integers(0, 2), st.none() | one)
+    rows = sorted(data.draw(st.lists(row, max_size=40)), key=lambda row: row[0])
+    for aggregate in [Aggregate("count_distinct", "v", "a"), Aggregate("quantile", "v", "a", quantile=0.3)]:
+        if aggregate.fn == "quantile" and kind not in NUMBERS:
+            continue
+
+        def given_to(function, rows, aggregate=aggregate):
+            values, window = pa.array([v for *_, v in rows], data_type), np.array([w for w, *_ in rows], np.int64)
+            return function(aggregate, values, window, WINDOWS)
+
+        parts = [given_to(packed, [row for row in rows if row[1] == salt]).to_pylist() for salt in range(3)]
+        found = unpacked(aggregate, data_type, [(*own, None) for own in zip(*parts, strict=True)])
+        assert found.equals(given_to(row_aggregate, rows))
 
 
 def registers_of(hashes):

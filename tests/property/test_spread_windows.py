@@ -32,6 +32,60 @@ AGGREGATES = {
     "most": ps.max("amount"),
     "deviation": ps.std("amount"),
 }
+
+
+class Range(ps.Aggregator[int, tuple[int, int], int]):
+    """The difference of the greatest and the smallest value."""
+
+    def create_accumulator(self) -> tuple[int, int]:
+        return 1 << 62, -(1 << 62)
+
+    def add(self, value: int, accumulator: tuple[int, int]) -> tuple[int, int]:
+        return min(accumulator[0], value), max(accumulator[1], value)
+
+    def get_result(self, accumulator: tuple[int, int]) -> int:
+        return accumulator[1] - accumulator[0]
+
+    def merge(self, left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
+        return min(left[0], right[0]), max(left[1], right[1])
+
+
+class Halves(ps.Schema):
+    seen: int
+    #: None: no row had one.
+    most: float | None
+    text: str
+
+
+class HalvesOfRows(ps.Aggregator):
+    """Takes whole rows, some of whose values are null."""
+
+    def create_accumulator(self) -> Halves:
+        return Halves(seen=0, most=None, text="")
+
+    def add(self, value, accumulator):
+        return self.merge(accumulator, Halves(seen=value.half is not None, most=value.half, text=value.text))
+
+    def get_result(self, accumulator: Halves) -> str:
+        return f"{accumulator.seen} {accumulator.most} {accumulator.text}"
+
+    def merge(self, left: Halves, right: Halves) -> Halves:
+        known = [most for most in (left.most, right.most) if most is not None]
+        return Halves(seen=left.seen + right.seen, most=max(known, default=None), text=max(left.text, right.text))
+
+
+#: Aggregates whose window keeps its rows, with some that have accumulators.
+KEPT = {
+    "n": ps.count(),
+    "halves": ps.sum("half"),
+    "least": ps.min("text"),
+    "amounts": ps.count_distinct("amount"),
+    "distinct": ps.count_distinct("half"),
+    "texts": ps.count_distinct("text").where(pl.col("amount") > 50),
+    "median": ps.quantile("half", 0.5),
+    "range": ps.aggregating(Range(), "amount"),
+    "whole": HalvesOfRows(),
+}
 WINDOWS = {
     "tumbling": ps.Tumbling("10s", offset="3s"),
     "sliding": ps.Sliding("10s", "4s"),
@@ -56,8 +110,8 @@ KEYS = {
 }
 
 
-def job_of(keyed, window, aggregates):
-    """Return a job with both plans."""
+def job_of(keyed, window, aggregates, *, late=False):
+    """Return a job with both plans; with `late`, their late rows have sinks of their own."""
     strategy = ps.WatermarkStrategy.bounded_out_of_orderness("4s", timestamp="ts")
     env = ps.Environment(parallelism=2, checkpoint_interval="5s", combine_min_rows=32, combine_ratio=1.0)
     orders = env.from_source(DatagenSource(), watermarks=strategy, uid="orders")
@@ -65,8 +119,11 @@ def job_of(keyed, window, aggregates):
     half = pl.when(pl.col("amount") % 5 > 0).then(pl.col("amount") / 2)
     rows = orders.with_columns(half=half, text=(pl.col("amount") % 7).cast(pl.String))
     for name, spread in (("whole", 1), ("spread", 5)):
-        out = keyed(rows, spread).window(window).aggregate(**aggregates).uid(f"{name}-windows")
+        windows = keyed(rows, spread).window(window)
+        out = (windows.late_to("late") if late else windows).aggregate(**aggregates).uid(f"{name}-windows")
         out.sink_to(FileSink(f"/tmp/{name}"), uid=name)
+        if late:
+            out.side_output("late").sink_to(FileSink(f"/tmp/{name}-late"), uid=f"{name}-late")
     return env
 
 
@@ -84,11 +141,18 @@ def rows_of(seed, number, users=(1, 1, 1, 1, 2, 3, 4)):
     ]
 
 
-def same(job):
+def same(job, *, late=False):
+    """Check that both plans gave the same results and late rows; return the number of late rows."""
     found, expected = (job.frame(name) for name in ("spread", "whole"))
     assert found.columns == expected.columns
-    by = [name for name in found.columns if name not in AGGREGATES and name != "window_start"]
+    by = [name for name in found.columns if name not in {**AGGREGATES, **KEPT} and name != "window_start"]
     assert_frame_equal(found.sort(by), expected.sort(by), rel_tol=1e-12)
+    if not late:
+        return 0
+    found, expected = (job.frame(name) for name in ("spread-late", "whole-late"))
+    assert found.columns == expected.columns
+    assert_frame_equal(found.sort(pl.all()), expected.sort(pl.all()))
+    return len(found)
 
 
 #: Each window and each form of a key once; the others in a nightly run.
@@ -104,14 +168,36 @@ EVERY = [
 @examples(40)
 @given(st.integers(0, 1 << 32), faults(max_parallelism=3))
 def test_the_result_is_that_of_the_whole_key(window, key, seed, planned):
-    with JobHarness(job_of(KEYS[key], WINDOWS[window], AGGREGATES), faults=planned, parallelism=2) as job:
+    late = bool(seed % 2)
+    written = job_of(KEYS[key], WINDOWS[window], AGGREGATES, late=late)
+    with JobHarness(written, faults=planned, parallelism=2) as job:
         for number in range(4):
             job.push("orders", rows_of(seed, number))
-        same(job)
+        same(job, late=late)
         job.push("orders", rows_of(seed, 9))  # no row for some windows
         job.push("orders", rows_of(seed, 7))
         job.end()
-        same(job)
+        assert same(job, late=late) >= late * ROWS // 2
+
+
+KEPT_EVERY = [
+    pytest.param(window, key, marks=() if (window, key) == ("sliding", "columns") else pytest.mark.nightly)
+    for window in WINDOWS
+    for key in KEYS
+]
+
+
+@pytest.mark.parametrize(("window", "key"), KEPT_EVERY)
+@examples(40)
+@given(st.integers(0, 1 << 32), faults(max_parallelism=3))
+def test_kept_rows_give_the_result_of_the_whole_key(window, key, seed, planned):
+    late = bool(seed % 2)
+    with JobHarness(job_of(KEYS[key], WINDOWS[window], KEPT, late=late), faults=planned, parallelism=2) as job:
+        for number in (0, 1, 9, 7):
+            job.push("orders", rows_of(seed, number))
+        same(job, late=late)
+        job.end()
+        assert same(job, late=late) >= late * ROWS // 2
 
 
 def test_late_rows_are_counted_in_the_first_stage():
@@ -191,3 +277,57 @@ def test_state_that_the_other_plan_cannot_read_is_refused(before, after, words, 
         uri = job.savepoint(tmp_path / "before")
     with pytest.raises(PenstockError, match=words):
         JobHarness(windows_of(*after), from_savepoint=uri)
+
+
+def kept_windows_of(spread, window=WINDOWS["tumbling"]):
+    strategy = ps.WatermarkStrategy.bounded_out_of_orderness("4s", timestamp="ts")
+    orders = ps.Environment(parallelism=2).from_source(DatagenSource(), watermarks=strategy, uid="orders")
+    windows = orders.key_by("user_id", spread=spread).window(window)
+    return windows.aggregate(
+        n=ps.count(), amounts=ps.count_distinct("amount"), range=ps.aggregating(Range(), "amount")
+    ).uid("windows")
+
+
+def test_kept_rows_go_on_with_another_number_of_parts(tmp_path):
+    with JobHarness(kept_windows_of(9)) as job:
+        job.push("orders", rows_of(2, 0))
+        uri, before, late = job.savepoint(tmp_path / "before"), job.frame(), late_rows(job, 9)
+    with JobHarness(kept_windows_of(5), from_savepoint=uri, parallelism=2) as job:
+        job.push("orders", rows_of(2, 1))
+        job.end()
+        both, late = pl.concat([before, job.frame()]), late + late_rows(job, 5)
+    with JobHarness(kept_windows_of(1)) as job:
+        job.push("orders", rows_of(2, 0))
+        job.push("orders", rows_of(2, 1))
+        job.end()
+        assert_frame_equal(both, job.frame(), check_row_order=False)
+        assert late == job.late_rows("windows")
+
+
+def test_kept_rows_of_the_other_plan_are_refused(tmp_path):
+    with JobHarness(kept_windows_of(1)) as job:
+        job.push("orders", rows_of(2, 0))
+        uri = job.savepoint(tmp_path / "before")
+    with pytest.raises(PenstockError, match="windows"):
+        JobHarness(kept_windows_of(5), from_savepoint=uri)
+
+
+@pytest.mark.parametrize(
+    ("signs", "spread", "fits"),
+    [((1, -1, 1, -1), 1, True), ((1, -1, 1, -1), 2, False), ((1, 1, -1, -1), 1, False), ((1, 1, -1, -1), 2, True)],
+)
+def test_every_sum_on_the_way_to_a_result_must_fit_64_bits(signs, spread, fits):
+    strategy = ps.WatermarkStrategy.bounded_out_of_orderness("4s", timestamp="ts")
+    orders = ps.Environment(parallelism=1).from_source(DatagenSource(), watermarks=strategy, uid="orders")
+    windows = orders.key_by("user_id", spread=spread).window(WINDOWS["tumbling"])
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    amounts = [*[1] * 80, *(sign << 62 for sign in signs)]  # the parts of a hot key get its rows in turn
+    rows = [{"user_id": 1, "amount": amount, "ts": start} for amount in amounts]
+    with JobHarness(windows.aggregate(total=ps.sum("amount")).uid("windows")) as job:
+        if fits:
+            job.push("orders", rows)
+            job.end()
+            assert job.frame()["total"].to_list() == [80]
+        else:
+            with pytest.raises(PenstockError, match="an integer sum does not fit 64 bits"):
+                job.push("orders", rows)

@@ -39,7 +39,7 @@ class Aggregator(Protocol[In_contra, Acc, Out_co]):
         """Return the result for an accumulator."""
 
     def merge(self, left: Acc, right: Acc) -> Acc:
-        """Return the accumulator of the values of both."""
+        """Return the accumulator of the values of both; called for the parts of a spread key, in any order."""
 
 
 class ReducingState(Generic[T]):

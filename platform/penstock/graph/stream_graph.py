@@ -157,6 +157,10 @@ class StreamGraphBuilder:
         """Return the present version of a node."""
         return self._nodes[node_id]
 
+    def with_parts(self, node_id: int) -> list[StreamNode]:
+        """Return a node and the nodes that are parts of it."""
+        return [node for node in self._nodes.values() if node_id in (node.id, node.part_of)]
+
     def update(self, node_id: int, **changes: Any) -> None:
         """Replace fields of a node."""
         self._nodes[node_id] = msgspec.structs.replace(self._nodes[node_id], **changes)

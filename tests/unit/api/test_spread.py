@@ -10,6 +10,32 @@ class Amount(ps.Schema):
     amount: int
 
 
+class Total(ps.Aggregator[int, int, int]):
+    def create_accumulator(self) -> int:
+        return 0
+
+    def add(self, value: int, accumulator: int) -> int:
+        return accumulator + value
+
+    def get_result(self, accumulator: int) -> int:
+        return accumulator
+
+
+class Merged(Total):
+    def merge(self, left: int, right: int) -> int:
+        return left + right
+
+
+class Whole(Merged):
+    def add(self, value, accumulator: int) -> int:
+        return accumulator + value.amount
+
+
+class Lists(Merged):
+    def create_accumulator(self) -> list[int]:
+        return []
+
+
 TUMBLING = ps.Tumbling("10s")
 
 
@@ -43,6 +69,51 @@ def test_a_window_of_a_spread_key_has_two_stages(env, orders, sink):
     assert "Window(tumbling 10s, partial) [totals.partial] x3" in shown
     assert "from 2, by key (user_id, __salt), combined where it pays" in shown
     assert "Window(tumbling 10s, merged) [totals] x3" in shown
+
+
+def test_a_window_that_keeps_rows_has_two_stages(env, orders, sink):
+    totals = spread_window(orders, ps.Sliding("10s", "4s")).aggregate(
+        n=ps.count(), median=ps.quantile("amount", 0.5), total=ps.aggregating(Merged(), "amount"), all=Whole()
+    )
+    whole = (
+        orders.key_by("user_id")
+        .window(ps.Sliding("10s", "4s"))
+        .aggregate(
+            n=ps.count(), median=ps.quantile("amount", 0.5), total=ps.aggregating(Merged(), "amount"), all=Whole()
+        )
+    )
+    assert totals.flow.schema.equals(whole.flow.schema)
+    totals.uid("totals").sink_to(sink(), uid="out")
+    whole.uid("whole").sink_to(sink(), uid="whole-out")
+    found = {v.operators[0].uid: v for v in env.job_graph().vertices}
+    partial, merged = found["totals.partial"].operators[0], found["totals"].operators[0]
+    assert {partial.kind, merged.kind} == {"window_rows"}
+    assert merged.config["window"]["size_us"] == 4_000_000
+    assert merged.config["window"]["ends_of"] == partial.config["window"]
+    assert partial.config["window"] == found["whole"].operators[0].config["window"]
+    assert merged.name == "Window(sliding 10s every 4s, keeps rows, merged)"
+
+
+def test_accumulators_that_cannot_be_kept_are_refused(orders):
+    with pytest.raises(ps.GraphError, match="Lists: value is a list, which a value cannot hold"):
+        spread_window(orders).aggregate(total=ps.aggregating(Lists(), "amount"))
+    orders.key_by("user_id").window(TUMBLING).aggregate(total=ps.aggregating(Lists(), "amount"))
+
+
+def test_late_rows_leave_the_first_stage(env, orders, sink):
+    totals = orders.key_by("user_id", spread=16).window(TUMBLING).late_to("late").aggregate(n=ps.count()).uid("totals")
+    totals.sink_to(sink(), uid="out")
+    late = totals.side_output("late")
+    assert late.columns == orders.columns
+    late.sink_to(sink(), uid="late")
+    graph = env.job_graph()
+    partial, merged = graph.vertices[1:3]
+    (edge,) = (edge for edge in graph.edges if edge.side_output)
+    assert (edge.source, partial.operators[0].uid) == (partial.id, "totals.partial")
+    assert "late_to" not in merged.operators[0].config
+    assert not graph.edges[0].combine  # late rows are emitted whole
+    with pytest.raises(ps.GraphError, match="has no side output 'lat'"):
+        totals.side_output("lat")
 
 
 def test_the_output_is_that_of_the_whole_key(orders):
@@ -88,13 +159,12 @@ def test_spread_is_a_number_of_parts(orders):
             lambda keyed: keyed.window(TUMBLING).allowed_lateness("1s").aggregate(n=ps.count()),
             "does not support allowed lateness",
         ),
-        (
-            lambda keyed: keyed.window(TUMBLING).late_to("late").aggregate(n=ps.count()),
-            "side outputs of late rows",
-        ),
         (lambda keyed: keyed.window(TUMBLING).aggregate(ps.first("amount")), "first('amount'): it depends"),
         (lambda keyed: keyed.window(TUMBLING).aggregate(ps.collect("amount")), "collect('amount'): it depends"),
-        (lambda keyed: keyed.window(TUMBLING).aggregate(ps.quantile("amount", 0.5)), "it needs all values"),
+        (
+            lambda keyed: keyed.window(TUMBLING).aggregate(total=ps.aggregating(Total(), "amount")),
+            "Total: it has no merge(left, right)",
+        ),
     ],
 )
 def test_what_may_differ_from_the_whole_key_is_refused(orders, build, words):

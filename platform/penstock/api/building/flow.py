@@ -138,17 +138,18 @@ def require_whole_keys(flow: Flow, where: str) -> None:
 
 
 def side_flow(builder: StreamGraphBuilder, node: int, tag: str) -> Flow:
-    """Return the rows of an operator's side output.
+    """Return the rows of a side output of an operator or of one of its parts.
 
     Raises:
         GraphError: it has no side output of that name.
     """
-    tags = builder.node(node).side_outputs
+    tags = {name: (part.id, text) for part in builder.with_parts(node) for name, text in part.side_outputs.items()}
     if tag not in tags:
         msg = f"{builder.node(node).label} has no side output {tag!r}"
         ways = ".late_to(tag) gives a window one, on_bad_record='dead-letter' a source"
         raise GraphError(msg, hint=f"{did_you_mean(tag, tags)}; {ways}")
-    return Flow(upstreams=(Upstream(node=node, side_output=tag),), schema=schema_from_text(tags[tag]))
+    part, text = tags[tag]
+    return Flow(upstreams=(Upstream(node=part, side_output=tag),), schema=schema_from_text(text))
 
 
 class InputStream(Protocol):

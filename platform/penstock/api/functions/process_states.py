@@ -196,8 +196,7 @@ def _state(name: str, state: Any, annotated: Any, where: str) -> DeclaredState:
         kind_name = "union" if isinstance(state, UnionState) else "operator_list"
         return DeclaredState(evolving(schema, row_type, declared.renamed, where), {"kind": kind_name}, {name: row_type})
     if isinstance(state, AggregatingState):
-        kept = _accumulator(declared.fold, where)
-        schema, row_type = _columns(kept, f"{where}: its accumulator", where, nullable=False)
+        schema, row_type = accumulator_columns(declared.fold, where)
         return DeclaredState(schema, {"kind": "aggregating", **ttl}, {name: row_type})
     schema, row_type = _columns(args[0], f"{where}: its value", where, nullable=False)
     if isinstance(state, ReducingState):
@@ -222,8 +221,12 @@ def _migrating(name: str, declared: Declaration, where: str) -> tuple[dict[str, 
     return {"migrates": schema_to_text(was)}, {(name, "migrate"): migration}
 
 
-def _accumulator(aggregator: Any, where: str) -> Any:
-    """Return the type of an aggregator's accumulator."""
+def accumulator_columns(aggregator: Any, where: str) -> tuple[pa.Schema, Any]:
+    """Return the columns of an aggregator's accumulators, and their row type: `tuple` for tuples, None for a value.
+
+    Raises:
+        GraphError: it is no aggregator, or the type is not known or cannot be kept.
+    """
     missing = [name for name in ("create_accumulator", "add", "get_result") if not hasattr(aggregator, name)]
     if missing or isinstance(aggregator, type):
         raise GraphError(
@@ -234,7 +237,7 @@ def _accumulator(aggregator: Any, where: str) -> Any:
     if found is None or isinstance(found, typing.TypeVar):
         msg = f"{where}: the type of its accumulator is not known"
         raise GraphError(msg, hint="annotate it: def create_accumulator(self) -> tuple[int, int]")
-    return found
+    return _columns(found, f"{where}: its accumulator", where, nullable=False)
 
 
 def _columns(hint: Any, what: str, where: str, *, nullable: bool) -> tuple[pa.Schema, Any]:

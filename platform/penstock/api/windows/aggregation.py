@@ -156,11 +156,10 @@ def window_aggregate(rows: WindowedRows, wanted: list[Aggregate], where: str) ->
     chosen = options.trigger or options.evictor or isinstance(window, Global)
     plain = not chosen and not (isinstance(window, Session) and window.time != "event")
     edge = _used_columns(rows, wanted)
-    if not plain or any(value.fn in ROW_FUNCTIONS for value in wanted):
+    if not plain or keeps_rows(wanted):
         from penstock.api.windows.window_rows import aggregate_operator
 
-        whole = not plain or any(value.fn == "aggregator" and value.column is None for value in wanted)
-        return aggregate_operator(rows if whole else msgspec.structs.replace(rows, edge=edge), wanted)
+        return aggregate_operator(kept_rows(rows, wanted) if plain else rows, wanted)
     config = {**rows.config(), "aggregates": [value.to_config() for value in wanted]}
     kind = _kind(window)
     spec = OperatorSpec(uid="", name=f"Window({window.label})", kind=kind, config=config, stateful=True)
@@ -168,6 +167,17 @@ def window_aggregate(rows: WindowedRows, wanted: list[Aggregate], where: str) ->
     combine = kind in ("window_aggregate", "processing_window") and parse(config).combines
     late = {} if options.late_tag is None else {options.late_tag: schema_to_text(rows.visible_schema)}
     return NewOperator(spec, output_schema(config, given), side_outputs=late, edge=edge, combine=combine)
+
+
+def keeps_rows(wanted: Sequence[Aggregate]) -> bool:
+    """Return whether a window with these aggregates keeps its rows."""
+    return any(value.fn in ROW_FUNCTIONS for value in wanted)
+
+
+def kept_rows(rows: WindowedRows, wanted: Sequence[Aggregate]) -> WindowedRows:
+    """Return the rows with the columns that aggregates need: all for one over whole rows."""
+    whole = any(value.fn == "aggregator" and value.column is None for value in wanted)
+    return rows if whole else msgspec.structs.replace(rows, edge=_used_columns(rows, wanted))
 
 
 def _used_columns(rows: WindowedRows, wanted: Sequence[Aggregate]) -> pa.Schema:

@@ -1,8 +1,8 @@
 """`.key_by(..., spread=N).window(...).aggregate(...)`: the two stages that replace the window of an unspread key.
 
 The rows of hot keys get a salt from 0 to N - 1. The first stage aggregates by key and salt and emits accumulators when
-a window closes; the second merges them by key. What cannot be shown to equal the window without `spread` is refused.
-Called by `api.streams`.
+a window closes; the second merges them by key. Rows are late for the first stage alone, which emits them to the side
+output. What cannot be shown to equal the window without `spread` is refused. Called by `api.streams`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ import pyarrow as pa
 from penstock.api.building.flow import SALT, Flow
 from penstock.api.building.operator_nodes import NewOperator
 from penstock.api.functions.key_selector import with_key
-from penstock.api.windows.aggregation import window_aggregate
+from penstock.api.windows.aggregation import keeps_rows, kept_rows, window_aggregate
 from penstock.api.windows.windows import Global, Session
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
+from penstock.functions.folding_states import Aggregator
 from penstock.graph.job_graph import OperatorSpec
 from penstock.operators.aggregates.aggregate_schema import parse
+from penstock.operators.windows.window_schemas import MERGED, PARTIAL
 
 if TYPE_CHECKING:
     from penstock.api.building.flow import KeyedInputStream
     from penstock.api.windows.aggregates import Aggregate
     from penstock.api.windows.window_options import WindowedRows
 
-#: Aggregates that depend on the order of rows, and the ones for which every row has to reach the second stage.
+#: Aggregates that depend on the order of rows.
 _BY_ORDER = ("first", "last", "collect")
-_OF_ALL_ROWS = ("count_distinct", "quantile")
 
 
 class _SaltedStream(msgspec.Struct, frozen=True):
@@ -59,24 +60,36 @@ def spread_aggregate(rows: WindowedRows, wanted: list[Aggregate], where: str) ->
     Raises:
         GraphError: a window, an option or an aggregate that is not supported; or as `window_aggregate`.
     """
-    from penstock.operators.windows.window_stages import MERGED, PARTIAL, partial_schema  # imports the kernels
-
     _require_mergeable(rows, wanted, where)
-    whole = window_aggregate(rows, wanted, where)
-    assert whole.edge is not None  # noqa: S101 - only late rows need all columns, and they were refused
     stream = rows.stream
+    merged_rows = msgspec.structs.replace(rows, options=msgspec.structs.replace(rows.options, late_tag=None))
+    whole = window_aggregate(merged_rows, wanted, where)
     salt, salted = _salt_operator(stream)
-    partial = window_aggregate(msgspec.structs.replace(rows, stream=salted), wanted, where)
+    partial_rows = msgspec.structs.replace(rows, stream=salted)
+    if keeps_rows(wanted):
+        from penstock.api.windows.window_rows import row_stages
+
+        first, last = row_stages(kept_rows(merged_rows, wanted), kept_rows(partial_rows, wanted), wanted)
+    else:
+        first, last = _cell_stages(whole, window_aggregate(partial_rows, wanted, where))
+    first = msgspec.structs.replace(first, spec=_named(first.spec, PARTIAL), by=salted.keys)
+    return NewOperator(_named(last, MERGED), whole.schema, before=(salt, first), by=stream.keys)
+
+
+def _cell_stages(whole: NewOperator, partial: NewOperator) -> tuple[NewOperator, OperatorSpec]:
+    """Return the stages of windows with accumulators, given the operators by key, and by key and salt."""
+    from penstock.operators.windows.window_stages import partial_schema  # imports the kernels
+
+    assert whole.edge is not None  # noqa: S101 - such windows have the columns that they use
     assert partial.edge is not None  # noqa: S101 - as above
-    first = NewOperator(
-        _staged(partial.spec, "partial_window", PARTIAL),
-        partial_schema(parse(partial.spec.config), partial.edge),
-        edge=partial.edge,
-        combine=partial.combine,
-        by=salted.keys,
+    config = {**partial.spec.config, "stage": PARTIAL}
+    first = msgspec.structs.replace(
+        partial,
+        spec=msgspec.structs.replace(partial.spec, kind="partial_window", config=config),
+        schema=partial_schema(parse(config), partial.edge),
     )
-    last = _staged(whole.spec, "merged_window", MERGED, rows=schema_to_text(whole.edge))
-    return NewOperator(last, whole.schema, before=(salt, first), by=stream.keys)
+    config = {**whole.spec.config, "stage": MERGED, "rows": schema_to_text(whole.edge)}
+    return first, msgspec.structs.replace(whole.spec, kind="merged_window", config=config)
 
 
 def _salt_operator(stream: KeyedInputStream) -> tuple[NewOperator, _SaltedStream]:
@@ -85,13 +98,14 @@ def _salt_operator(stream: KeyedInputStream) -> tuple[NewOperator, _SaltedStream
     config = {"key": list(stream.keys), "spread": spread}
     spec = OperatorSpec(uid="", name=f"Spread(by {spread})", kind="spread_key", config=config)
     salt = pa.schema([pa.field(SALT, pa.uint8(), nullable=False)])
-    flow = msgspec.structs.replace(stream.flow, schema=with_key(stream.flow, spec, salt).schema)
+    flow = msgspec.structs.replace(
+        stream.flow, schema=with_key(stream.flow, spec, salt).schema, computed=(*stream.flow.computed, SALT)
+    )
     return with_key(stream.flow.before_shuffle(), spec, salt), _SaltedStream(flow, (*stream.keys, SALT))
 
 
-def _staged(spec: OperatorSpec, kind: str, stage: str, **config: Any) -> OperatorSpec:
-    name = f"{spec.name.removesuffix(')')}, {stage})"
-    return msgspec.structs.replace(spec, kind=kind, name=name, config={**spec.config, "stage": stage, **config})
+def _named(spec: OperatorSpec, stage: str) -> OperatorSpec:
+    return msgspec.structs.replace(spec, name=f"{spec.name.removesuffix(')')}, {stage})")
 
 
 def _require_mergeable(rows: WindowedRows, wanted: list[Aggregate], where: str) -> None:
@@ -107,13 +121,16 @@ def _require_mergeable(rows: WindowedRows, wanted: list[Aggregate], where: str) 
         reason = "triggers and evictors"
     elif options.lateness_us:
         reason = "allowed lateness: the first stage would have to emit a window again"
-    elif options.late_tag is not None:
-        reason = "side outputs of late rows"
     for value in wanted:
         if value.fn in _BY_ORDER:
             reason = reason or f"{value.fn}({value.column!r}): it depends on the order of the rows"
-        elif value.fn in _OF_ALL_ROWS or value.fn == "aggregator":
-            reason = reason or f"{value.fn}({value.column!r}): it needs all values in one place"
+        elif value.fn == "aggregator" and not _has_merge(value.aggregator):
+            reason = reason or f"{type(value.aggregator).__name__}: it has no merge(left, right)"
     if reason:
         msg = f"{where}: key_by(spread={rows.stream.flow.spread}) does not support {reason}"
         raise GraphError(msg, hint="leave it out, or spread= of key_by")
+
+
+def _has_merge(aggregator: Any) -> bool:
+    """Return whether the class of an aggregator defines `merge`: that of `ps.Aggregator` does nothing."""
+    return getattr(type(aggregator), "merge", Aggregator.merge) is not Aggregator.merge

@@ -9,6 +9,7 @@ from __future__ import annotations
 import typing
 from typing import TYPE_CHECKING, Any
 
+from penstock.api.building.flow import SALT
 from penstock.api.building.operator_nodes import NewOperator
 from penstock.api.functions.row_functions import is_row_type, output_schema, pickled, result_type
 from penstock.api.windows.windows import Global, Session
@@ -23,7 +24,8 @@ from penstock.functions.window_functions import (
 )
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validation import require_name
-from penstock.operators.windows.window_schemas import aggregated_schema, validate_rows
+from penstock.operators.aggregates.aggregate_schema import key_schema
+from penstock.operators.windows.window_schemas import MERGED, PARTIAL, aggregated_schema, parse_rows, validate_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,6 +41,32 @@ def aggregate_operator(rows: WindowedRows, aggregates: list[Aggregate]) -> NewOp
     config = {**rows.config(), "mode": "aggregate", "aggregates": [value.to_config() for value in aggregates]}
     own = {value.name: value.aggregator for value in aggregates if value.fn == "aggregator"}
     return _operator(rows, config, own, (aggregated_schema(config, rows.schema), None))
+
+
+def row_stages(
+    rows: WindowedRows, salted: WindowedRows, aggregates: list[Aggregate]
+) -> tuple[NewOperator, OperatorSpec]:
+    """Return the two stages of a spread key: that of `salted`, the same rows by key and salt, and the merge.
+
+    Raises:
+        GraphError: the accumulators of a user-defined aggregate cannot be kept.
+    """
+    from penstock.api.functions.process_states import accumulator_columns
+    from penstock.operators.windows.row_stages import Mergeable, merged_windows, parts_schema  # imports the kernels
+
+    where, kinds, own = f"window({rows.window.label})", {}, {}
+    for value in aggregates:
+        if value.fn == "aggregator":
+            columns, kind = accumulator_columns(value.aggregator, f"{where}: {type(value.aggregator).__name__}")
+            kinds[value.name], own[value.name] = schema_to_text(columns), Mergeable(value.aggregator, kind)
+    more = {"aggregates": [value.to_config() for value in aggregates], "accumulators": kinds}
+    config = {**rows.config(), **more, "mode": MERGED}
+    key = key_schema(parse_rows(config), rows.schema)
+    schema = parts_schema(config, rows.schema, key)
+    first = _operator(salted, {**salted.config(), **more, "mode": PARTIAL}, own, (schema, None))
+    windows, kept = merged_windows(config), schema_to_text(rows.schema)
+    config = {**config, "window": windows, "computed": list(key.names), "rows": kept}
+    return first, _spec(rows, config, (EventTimeTrigger(), None, own, None), where)
 
 
 def reduce_operator(rows: WindowedRows, function: Any) -> NewOperator:
@@ -93,12 +121,20 @@ def _operator(rows: WindowedRows, config: dict[str, Any], function: Any, output:
     stream, where = rows.stream, f"window({rows.window.label}).{config['mode']}"
     validate_rows(config, rows.schema, where)
     row_type = stream.flow.row_type if rows.edge is None else None
-    if any(value["column"] in stream.flow.computed for value in config.get("aggregates", ())):
-        row_type = None  # the rows include the requested key
-    else:
-        config = {**config, **stream.flow.computed_config()}
+    hidden = stream.flow.computed
+    if any(value["column"] in hidden for value in config.get("aggregates", ())):
+        row_type, hidden = None, tuple(name for name in hidden if name == SALT)  # the rows include the requested key
+    config = {**config, "computed": list(hidden)} if hidden else config
     payload = (_trigger_of(rows, where), _evictor_of(rows, where), function, row_type)
-    spec = OperatorSpec(
+    sides = dict(config.get("sides", {}))
+    if "late_to" in config:
+        sides[config["late_to"]["tag"]] = schema_to_text(rows.visible_schema)
+    schema, output_type = output
+    return NewOperator(_spec(rows, config, payload, where), schema, output_type, side_outputs=sides, edge=rows.edge)
+
+
+def _spec(rows: WindowedRows, config: dict[str, Any], payload: tuple[Any, ...], where: str) -> OperatorSpec:
+    return OperatorSpec(
         uid="",
         name=f"Window({rows.window.label}, keeps rows)",
         kind="window_rows",
@@ -107,11 +143,6 @@ def _operator(rows: WindowedRows, config: dict[str, Any], function: Any, output:
         python=True,
         stateful=True,
     )
-    sides = dict(config.get("sides", {}))
-    if "late_to" in config:
-        sides[config["late_to"]["tag"]] = schema_to_text(stream.flow.rows)
-    schema, output_type = output
-    return NewOperator(spec, schema, output_type, side_outputs=sides, edge=rows.edge)
 
 
 def _trigger_of(rows: WindowedRows, where: str) -> Trigger:

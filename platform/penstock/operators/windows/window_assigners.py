@@ -164,6 +164,8 @@ def _shown(config: dict[str, Any]) -> str:
         kind = "tumbling"
     if kind == "tumbling":
         numbers.pop("slide_us", None)
+    if "ends_of" in config:  # the windows hold partial results of others with these ends
+        return f"partial results, {_shown(config['ends_of'])}"
     lengths = [f"{name.removesuffix('_us')} {_seconds(value)} s" for name, value in sorted(numbers.items())]
     time = ["processing time"] if config.get("time") == "processing" else []
     return ", ".join([kind, *lengths, *time, *([config["time_zone"]] if config.get("time_zone") else [])])

@@ -145,6 +145,8 @@ class _RowCodec:
         self._timed = len(rows) < len(schema)
         self._encoder = RowEncoder(schema, "rows of a window")
         self._texts = [i for i, field in enumerate(schema) if not pt.is_primitive(field.type)]
+        #: Columns of bytes that may be long: the parts of windows of a spread key.
+        self._packed = [i for i in self._texts if pt.is_large_binary(schema.field(i).type)] if self._tuples else []
         self.object_bytes = _ROW_BYTES + 40 * len(schema)
         #: Upper bound of the numbers read.
         self.highest = -1
@@ -179,8 +181,9 @@ class _RowCodec:
         return sum(columns[1 + i].nbytes for i in self._texts) if len(columns) > 1 else 0
 
     def measured(self, container: Any) -> int:
-        """Return the approximate bytes of strings."""
-        return len(self._texts) * 60 * len(container)
+        """Return the approximate bytes of strings, and the exact ones of long binaries."""
+        packed = sum(len(element.value[i] or b"") for i in self._packed for element in container.values())
+        return len(self._texts) * 60 * len(container) + packed
 
 
 class _WindowCodec:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -45,28 +45,34 @@ if TYPE_CHECKING:
 
 def row_aggregate(aggregate: Aggregate, values: pa.Array, window: I64, windows: int) -> pa.Array:
     """Return an aggregate of each window; value i belongs to `window[i]`, which is sorted. Null means no value."""
-    if pt.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    if values.null_count:
-        valid = values.is_valid()
-        values, window = values.filter(valid), window[valid.to_numpy(zero_copy_only=False)]
+    values, window = plain_values(values, window)
     if aggregate.fn == "collect":
         ends = np.cumsum(np.bincount(window, minlength=windows))
         return pa.ListArray.from_arrays(pa.array(np.append(0, ends), pa.int32()), values)
     if aggregate.fn == "count_distinct":
         return pa.array(_distinct(values, window, windows))
-    return _quantiles(_floats(values), window, windows, aggregate.quantile)
+    return quantiles(floats(values), window, windows, aggregate.quantile)
 
 
-def apply_aggregator(
+def plain_values(values: pa.Array, window: I64) -> tuple[pa.Array, I64]:
+    """Return the values that are not null, without a dictionary, and their windows."""
+    if pt.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if not values.null_count:
+        return values, window
+    valid = values.is_valid()
+    return values.filter(valid), window[valid.to_numpy(zero_copy_only=False)]
+
+
+def accumulated(
     aggregator: Aggregator[Any, Any, Any], windows: Sequence[Sequence[Any]], column: str | None, where: str
 ) -> list[Any]:
-    """Return a user-defined aggregate of each window's rows, or of the non-null values of `column`.
+    """Return the accumulator of each window's rows, or of the non-null values of `column`.
 
     Raises:
         UserFunctionError: the aggregator raised; with its method and the number of rows, and the row for `add`.
     """
-    results = []
+    found = []
     method = ""
     rows: Sequence[Any] = ()
     unread: Iterator[Any] = iter(())
@@ -80,12 +86,27 @@ def apply_aggregator(
                 value = row if column is None else getattr(row, column)
                 if value is not None:
                     held = aggregator.add(value, held)
-            method = "get_result"
-            results.append(aggregator.get_result(held))
+            found.append(held)
     except Exception as error:
         place = f"{_newest(rows, unread)} of a window" if method == "add" else f"a window of {len(rows):,} rows"
         raise user_error(where, error, f"{method} of {place}") from error
-    return results
+    return found
+
+
+def results_of(
+    aggregator: Aggregator[Any, Any, Any], accumulators: Sequence[Any], sizes: Sequence[str], where: str
+) -> list[Any]:
+    """Return the result of each window's accumulator; `sizes`, such as "3 rows", are for errors.
+
+    Raises:
+        UserFunctionError: the aggregator raised.
+    """
+    found: list[Any] = []
+    try:
+        found.extend(map(aggregator.get_result, accumulators))
+    except Exception as error:
+        raise user_error(where, error, f"get_result of a window of {sizes[len(found)]}") from error
+    return found
 
 
 def _newest(rows: Sequence[Any], unread: Iterator[Any]) -> str:
@@ -104,7 +125,8 @@ def _distinct(values: pa.Array, window: I64, windows: int) -> I64:
     return np.bincount(pairs // distinct_codes, minlength=windows)
 
 
-def _floats(values: pa.Array) -> F64:
+def floats(values: pa.Array) -> F64:
+    """Return numbers as floats."""
     kind = values.type
     found: F64 = (values.cast(pa.float64(), safe=False) if not pt.is_float64(kind) else values).to_numpy(
         zero_copy_only=False
@@ -112,7 +134,7 @@ def _floats(values: pa.Array) -> F64:
     return found
 
 
-def _quantiles(values: F64, window: I64, windows: int, quantile: float) -> pa.Array:
+def quantiles(values: F64, window: I64, windows: int, quantile: float) -> pa.Array:
     """Interpolate between the two nearest values, as SQL's `PERCENTILE_CONT`; NaN is the greatest."""
     order = np.lexsort((values, window))
     values = np.append(values[order], 0.0)
@@ -140,30 +162,45 @@ class WindowOutput(WindowSink, Protocol):
         """Emit the results since the last call, for keys of these columns."""
 
 
-class AggregatedWindows:
-    """Computes aggregates, of all windows of a batch at once."""
+@dataclass(frozen=True, slots=True)
+class FiredRows:
+    """The windows of a batch that have fired, with their rows."""
 
-    def __init__(
-        self,
-        config: WindowRowsConfig,
-        schemas: tuple[pa.Schema, pa.Schema, pa.Schema],
-        aggregators: dict[str, Aggregator[Any, Any, Any]],
-        where: str,
-    ) -> None:
-        """Make a sink.
+    #: The index of each window's key in the batch, its bounds and the event time of its result.
+    places: list[int]
+    windows: list[TimeWindow]
+    times: list[int]
+    elements: list[list[WindowElement]]
 
-        `schemas` are those of the rows, the key and the output; `aggregators` are user-defined aggregates by output
-        column.
-        """
-        rows, key, output = schemas
-        self._where = where
-        self._aggregates = config.aggregates
-        # a computed key is not a column of the rows
-        known = pa.schema([*rows, *(field for field in key if field.name not in rows.names)])
-        self._plan = AggregatePlan(replace(config, aggregates=tuple(a for a in self._aggregates if not a.kept)), known)
-        self._aggregators = aggregators
-        self._encoder = RowEncoder(rows, where)
-        self._rows, self._output = rows, output
+    @property
+    def rows(self) -> list[list[Any]]:
+        """The rows of each window."""
+        return [[element.value for element in found] for found in self.elements]
+
+    def keys_of(self, keys: Sequence[pa.Array]) -> list[pa.Array]:
+        """Return the key columns of the windows, given those of the batch's keys."""
+        places = pa.array(self.places)
+        return [column.take(places) for column in keys]
+
+    @property
+    def window_of_row(self) -> I64:
+        """The index of each row's window."""
+        return np.repeat(np.arange(len(self.elements)), [len(found) for found in self.elements])
+
+
+class WindowResults(Protocol):
+    """Computes the output of windows from their rows."""
+
+    def rows_of(self, fired: FiredRows, keys: Sequence[pa.Array]) -> pa.RecordBatch:
+        """Return the output, given the key columns of the batch's keys."""
+
+
+class ComputedWindows:
+    """Computes all windows of a batch at once."""
+
+    def __init__(self, results: WindowResults) -> None:
+        """Make a sink."""
+        self._results = results
         self._fired: list[tuple[int, TimeWindow, int, list[WindowElement]]] = []
         self.time_of: Callable[[TimeWindow], int] = lambda window: window.max_timestamp
 
@@ -181,45 +218,104 @@ class AggregatedWindows:
         if not self._fired:
             return
         fired, self._fired = self._fired, []
-        elements = [element for *_, found in fired for element in found]
+        places, windows, times, elements = map(list, zip(*fired, strict=True))
+        out.batch(Batch(self._results.rows_of(FiredRows(places, windows, times, elements), keys)))
+
+
+class RowAccumulators:
+    """The accumulators of the aggregates that have any, over rows of windows."""
+
+    def __init__(self, config: WindowRowsConfig, rows: pa.Schema, key: pa.Schema, where: str) -> None:
+        """`rows` and `key` are the columns of the rows and of the key."""
+        self._encoder = RowEncoder(rows, where)
+        self._rows = rows
+        self.plan = plan_of(config, rows, key)
+
+    def of(self, fired: FiredRows) -> tuple[pa.RecordBatch, I64]:
+        """Return the rows as a batch, and a cell per window, whose word 0 is twice the number of rows.
+
+        Raises:
+            PenstockError: an integer sum does not fit 64 bits.
+        """
+        elements = [element for found in fired.elements for element in found]
         columns = self._encoder.columns([element.value for element in elements])
         times = pa.array([element.timestamp for element in elements], pa.int64())
         has_time = TS_COLUMN in self._rows.names
         data = assemble(columns, without_ts(self._rows), times if has_time else None)
-        spec = self._plan.spec
-        self._plan.heap = ValueHeap()
-        cells = np.repeat(spec.initial[np.newaxis], len(fired), axis=0)
-        cell = np.repeat(np.arange(len(fired)), [len(found) for *_, found in fired])
-        name = add_rows(spec, (cells, cells.view(np.float64)), cell, self._plan.inputs(data))
+        spec = self.plan.spec
+        self.plan.heap = ValueHeap()
+        cells = np.repeat(spec.initial[np.newaxis], len(fired.windows), axis=0)
+        name = add_rows(spec, (cells, cells.view(np.float64)), fired.window_of_row, self.plan.inputs(data))
         if name is not None:
             raise overflow(name)
-        cells[:, 0] >>= 1
-        places = pa.array([place for place, *_ in fired])
-        made = [column.take(places) for column in keys]
-        if WINDOW_START in self._output.names:
-            kind = self._output.field(WINDOW_START).type
-            made += [pa.array([window[edge] for _, window, *_ in fired], pa.int64()).view(kind) for edge in (0, 1)]
-        made += self._columns(data, cells, cell, [[e.value for e in found] for *_, found in fired])
-        if TS_COLUMN in self._output.names:
-            made.append(pa.array([time for _, _, time, _ in fired], pa.int64()))
-        out.batch(Batch(pa.RecordBatch.from_arrays(made, schema=self._output)))
+        return data, cells
 
-    def _columns(self, data: pa.RecordBatch, cells: I64, cell: I64, rows: list[list[Any]]) -> list[pa.Array]:
-        """Return one column per aggregate.
 
-        The windows' rows are `rows`, and the rows of `data` by `cell`.
+def plan_of(config: WindowRowsConfig, rows: pa.Schema, key: pa.Schema) -> AggregatePlan:
+    """Return the accumulators of the aggregates that have any."""
+    # a computed key is not a column of the rows
+    known = pa.schema([*rows, *(field for field in key if field.name not in rows.names)])
+    return AggregatePlan(replace(config, aggregates=tuple(a for a in config.aggregates if not a.kept)), known)
+
+
+class AggregatedRows:
+    """The aggregates of windows."""
+
+    def __init__(
+        self,
+        config: WindowRowsConfig,
+        schemas: tuple[pa.Schema, pa.Schema, pa.Schema],
+        aggregators: dict[str, Aggregator[Any, Any, Any]],
+        where: str,
+    ) -> None:
+        """Take the aggregates.
+
+        `schemas` are those of the rows, the key and the output; `aggregators` are user-defined aggregates by output
+        column.
         """
-        simple = iter(self._plan.outputs(cells))
+        rows, key, output = schemas
+        self._where = where
+        self._aggregates = config.aggregates
+        self._aggregators = aggregators
+        self._accumulators = RowAccumulators(config, rows, key, where)
+        self._encoder = RowEncoder(output, where)
+        self._output = output
+
+    def rows_of(self, fired: FiredRows, keys: Sequence[pa.Array]) -> pa.RecordBatch:
+        """Return keys, bounds, aggregates and event time."""
+        data, cells = self._accumulators.of(fired)
+        cells[:, 0] >>= 1
+        bounds = [(*window, time) for window, time in zip(fired.windows, fired.times, strict=True)]
+        return result_rows(self._output, fired.keys_of(keys), bounds, self._columns(data, cells, fired))
+
+    def _columns(self, data: pa.RecordBatch, cells: I64, fired: FiredRows) -> list[pa.Array]:
+        """Return one column per aggregate."""
+        simple, rows, window = iter(self._accumulators.plan.outputs(cells)), fired.rows, fired.window_of_row
+        sizes = [f"{len(found):,} rows" for found in rows]
         made: list[pa.Array] = []
         for aggregate in self._aggregates:
             if aggregate.fn == "aggregator":
-                found = apply_aggregator(self._aggregators[aggregate.alias], rows, aggregate.column, self._where)
+                own = self._aggregators[aggregate.alias]
+                found = results_of(own, accumulated(own, rows, aggregate.column, self._where), sizes, self._where)
                 made.append(self._encoder.array(self._output.field(aggregate.alias), found))
             elif aggregate.kept and aggregate.column is not None:
-                made.append(row_aggregate(aggregate, data.column(aggregate.column), cell, len(cells)))
+                made.append(row_aggregate(aggregate, data.column(aggregate.column), window, len(cells)))
             else:
                 made.append(next(simple))
         return made
+
+
+def result_rows(
+    output: pa.Schema, keys: list[pa.Array], bounds: Sequence[tuple[int, int, int]], columns: list[pa.Array]
+) -> pa.RecordBatch:
+    """Return rows of keys, bounds, aggregates and event time; `bounds` has start, end and event time."""
+    made = keys
+    starts, ends, times = (pa.array(column, pa.int64()) for column in zip(*bounds, strict=True))
+    if WINDOW_START in output.names:
+        kind = output.field(WINDOW_START).type
+        made = [*made, starts.view(kind), ends.view(kind)]
+    made = [*made, *columns, *([times] if TS_COLUMN in output.names else [])]
+    return pa.RecordBatch.from_arrays(made, schema=output)
 
 
 class ReducedWindows:

@@ -29,11 +29,18 @@ from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
 from penstock.operators.rows.columns import ts_of, visible
 from penstock.operators.rows.row_codec import ProcessOutput, RowDecoder
 from penstock.operators.rows.user_functions import gc_paused, load_function, user_error
+from penstock.operators.windows.row_stages import MergedRows, PartialRows
 from penstock.operators.windows.window_assigners import WindowAssigner
 from penstock.operators.windows.window_buffer import WindowBuffer
 from penstock.operators.windows.window_engine import WindowEngine
-from penstock.operators.windows.window_outputs import AggregatedWindows, ProcessedWindows, ReducedWindows, WindowOutput
-from penstock.operators.windows.window_schemas import parse_rows
+from penstock.operators.windows.window_outputs import (
+    AggregatedRows,
+    ComputedWindows,
+    ProcessedWindows,
+    ReducedWindows,
+    WindowOutput,
+)
+from penstock.operators.windows.window_schemas import MERGED, PARTIAL, parse_rows
 from penstock.state.log.ttl import TtlClock
 from penstock.state.tables.value_table import python_values
 
@@ -50,6 +57,7 @@ if TYPE_CHECKING:
     from penstock.state.tables.timer_table import TimerTable
 
 _WATERMARK, _CLOCK = "watermark", "clock"
+_STAGES: dict[str, type[PartialRows | MergedRows]] = {PARTIAL: PartialRows, MERGED: MergedRows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +145,11 @@ class WindowRowsOperator(Operator):
         """Return the function or the aggregates of the job's configuration."""
         spec, function = self._context.spec, definition.function
         output = schema_from_text(spec.output_schema)
+        schemas = definition.rows, definition.key, output
         if self._config.mode == "aggregate":
-            return AggregatedWindows(
-                self._config, (definition.rows, definition.key, output), function or {}, self._where
-            )
+            return ComputedWindows(AggregatedRows(self._config, schemas, function or {}, self._where))
+        if self._config.mode in _STAGES:
+            return ComputedWindows(_STAGES[self._config.mode](spec.config, schemas, function or {}, self._where))
         sides = {tag: schema_from_text(text) for tag, text in spec.config.get("sides", {}).items()}
         made = ProcessOutput(output, sides, self._where)
         if self._config.mode == "reduce":

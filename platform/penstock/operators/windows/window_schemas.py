@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _TIME = pa.timestamp("us", tz="UTC")
+#: The stages of the windows of a spread key, in an operator's configuration: `stage`, or `mode` if it keeps rows.
+PARTIAL, MERGED = "partial", "merged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class WindowRowsConfig:
 
     key: tuple[str, ...]
     window: dict[str, Any]
-    #: `aggregate`, `reduce`, `apply`, `process` or `join`.
+    #: `aggregate`, `partial`, `merged`, `reduce`, `apply`, `process` or `join`.
     mode: str
     allowed_lateness: int
     aggregates: tuple[Aggregate, ...]

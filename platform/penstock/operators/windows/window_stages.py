@@ -20,6 +20,7 @@ from penstock.core.schema import schema_from_text
 from penstock.operators.aggregates.aggregate_plan import AggregatePlan
 from penstock.operators.aggregates.aggregate_schema import WINDOW_START, WindowConfig, key_schema, output_schema, parse
 from penstock.operators.aggregates.combine import combined_rows, combined_schema
+from penstock.operators.windows.window_schemas import MERGED, PARTIAL
 from penstock.operators.windows.window_times import window_time
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I64
     from penstock.operators.windows.window_times import WindowTime
     from penstock.state.cells.hot_panes import Fired
-
-#: Values of `stage` in an operator's configuration; whole windows have none.
-PARTIAL, MERGED = "partial", "merged"
 
 
 class WindowStage(Protocol):
@@ -103,7 +101,7 @@ class MergedWindows:
         windows = parse(config)
         self.config = merged_config(windows)
         self.plan = AggregatePlan(self.config, rows)
-        self.time = _EndTime(windows)
+        self.time = EndTime(windows)
         self._schema = output_schema(config, rows)
 
     def rows_of(self, fired: Fired, bounds: tuple[int, int, int]) -> pa.RecordBatch:
@@ -131,10 +129,11 @@ def merged_config(windows: WindowConfig) -> WindowConfig:
     return dataclasses.replace(windows, size=step, slide=step, offset=(windows.offset + windows.size) % step, step=0)
 
 
-class _EndTime:
+class EndTime:
     """Event time; the bounds of a window of `merged_config` are those of the job's window with this end."""
 
     def __init__(self, windows: WindowConfig) -> None:
+        """`windows` are those of the job."""
         self._windows = windows
 
     def of_rows(self, times: I64) -> I64:
