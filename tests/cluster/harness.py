@@ -39,7 +39,7 @@ class Scene:
 
     def __init__(
         self, stage, orders, *, cluster=None, rate=4_000, taskmanagers=2, failpoints=None, job=None, watch=True,
-        hosts=(), jobmanagers=1,
+        hosts=(), jobmanagers=1, leases=None,
     ):  # fmt: skip
         self.stage, self.orders = stage, orders
         self.name = stage.fresh("job")
@@ -54,7 +54,7 @@ class Scene:
         self._shared = cluster is not None
         if cluster is None:
             config = replace(
-                self._config(taskmanagers, failpoints or {}, watch), data_hosts=hosts, jobmanagers=jobmanagers
+                self._config(taskmanagers, failpoints or {}, watch, leases), data_hosts=hosts, jobmanagers=jobmanagers
             )
             cluster = LocalCluster(config)
         self.cluster = cluster
@@ -62,8 +62,8 @@ class Scene:
         self.workers = []
         self._clients = {}
 
-    def _config(self, taskmanagers, failpoints, watch):
-        environment = dict(self.stage.environment)
+    def _config(self, taskmanagers, failpoints, watch, leases=None):
+        environment = {**self.stage.environment, **(leases or {})}
         if failpoints:
             environment["PENSTOCK_FAILPOINTS"] = ";".join(f"{name}={action}" for name, action in failpoints.items())
             environment["PENSTOCK_FAILPOINT_DIR"] = str(self.evidence)

@@ -7,6 +7,7 @@ from collections import Counter
 
 from tests.cluster.savepoints import rows_read
 from tests.support.files import files_below
+from tests.support.leases import PATIENT
 from tests.support.waiting import wait_until
 
 import penstock as ps
@@ -48,7 +49,9 @@ def rows_after_a_kill(graph, folder, *, checkpoints, drain=False, look=lambda _h
     A worker is killed after so many checkpoints, and the job stopped with a savepoint after some more, and after `look`
     at the job. No copy of a checkpoint's files is left then.
     """
-    config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=2, directory=folder / "cluster")
+    config = LocalClusterConfig(
+        taskmanagers=1, slots_per_taskmanager=2, directory=folder / "cluster", environment=PATIENT
+    )
     with LocalCluster(config) as cluster:
         handle = ClusterExecutor(url=cluster.rest_url).submit(graph)
         summary = lambda: handle.client.summary(handle.job_id)

@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from tests.cluster.harness import Scene
 from tests.cluster.orders import Orders, create_topics, produce_values, read_messages
 from tests.cluster.stage import Stage
+from tests.support.leases import PATIENT
 
 from penstock_lab.servers.kafka_local import LocalKafka
 from penstock_lab.servers.process import free_port
@@ -65,7 +66,7 @@ def test_dead_letters_wait_for_their_broker(stage, kafka):
     aside = stage.fresh("aside")
     create_topics(stage.bootstrap, **{aside: 1})
     options = {"source_options": f"on_bad_record='dead-letter', dead_letter_topic={aside!r}"}
-    with Scene(stage, Orders(51, 4_000), job=options) as scene:
+    with Scene(stage, Orders(51, 4_000), job=options, leases=PATIENT) as scene:
         scene.job.stops[scene.source, 0] += BAD
         produce_values(stage.bootstrap, scene.source, [b"{%d" % number for number in range(BAD)])
         admin, end = AdminClient({"bootstrap.servers": stage.bootstrap}), TopicPartition(aside, 0)
@@ -97,7 +98,7 @@ def test_a_job_whose_source_waits_for_its_broker_is_cancelled_at_once(stage, kaf
         with frozen(kafka):
             away = lambda: scene.summary()["sources-unreachable"]
             scene.wait(away, lambda: f"a source that waits: {away()}")
-            earlier = scene.summary()["restarts"]  # a busy machine may lose a TaskManager at the start
+            earlier = scene.summary()["restarts"]
             scene.cancel()
             scene.wait(lambda: not scene.look_at_workers(), lambda: f"the end of {scene.look_at_workers()}")
             assert scene.summary()["restarts"] == earlier

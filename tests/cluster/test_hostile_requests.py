@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 from tests.cluster.tokens import Tokens
 from tests.support.jobs import run_job_file
+from tests.support.leases import PATIENT
 from tests.support.waiting import wait_until
 
 from penstock.client.handle import JobHandle
@@ -131,7 +132,9 @@ def _password(token):
 
 def test_a_cluster_under_hostile_requests_goes_on_exactly(tmp_path, tokens):
     by_role = tokens.of
-    config = LocalClusterConfig(taskmanagers=1, directory=tmp_path / "cluster", environment=tokens.environment)
+    config = LocalClusterConfig(
+        taskmanagers=1, directory=tmp_path / "cluster", environment=tokens.environment | PATIENT
+    )
     environment = {**os.environ, "PENSTOCK_TOKEN_FILE": str(tokens.folder / "admin.token")}
     with LocalCluster(config) as cluster:
         rest = tokens.client(cluster.rest_url)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from tests.cluster.savepoints import rows_read
 from tests.support.jobs import run_job_file
+from tests.support.leases import PATIENT
 from tests.support.waiting import wait_until
 
 import penstock as ps
@@ -58,7 +59,9 @@ def under_way(uri):
 
 
 def test_every_row_comes_out_once_though_its_worker_is_killed(tmp_path):
-    config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=1, directory=tmp_path / "cluster")
+    config = LocalClusterConfig(
+        taskmanagers=1, slots_per_taskmanager=1, directory=tmp_path / "cluster", environment=PATIENT
+    )
     with LocalCluster(config) as cluster, RestClient(cluster.rest_url) as rest:
         run_job_file(tmp_path, JOB, cluster.rest_url)
         (job,) = rest.jobs()

@@ -15,6 +15,7 @@ from tests.cluster.harness import Scene
 from tests.cluster.orders import Orders, read_windows
 from tests.cluster.stage import Stage, cli
 from tests.support.depth import depth, first_seed
+from tests.support.leases import PATIENT
 from tests.support.proxy import FAULTS, Proxy
 from tests.support.waiting import patience
 
@@ -74,7 +75,7 @@ class ThroughProxies(Scene):
         # so many faults so close together would make the pauses before restarts longer and longer
         restart = "restart=ps.RestartStrategy(max_delay_ms=500)"
         self.job = replace(self.job, bootstrap=proxies["kafka"].address, environment=restart)
-        config = self._config(2, {}, watch=True)
+        config = self._config(2, {}, watch=True, leases=options.get("leases"))
         endpoint = {"PENSTOCK_S3_ENDPOINT": f"http://{proxies['minio'].address}"}
         manager = proxies["jobmanager"]
         self.cluster = LocalCluster(
@@ -145,7 +146,7 @@ def test_what_takes_long_is_told_with_what_it_waits_for(kafka, minio_server, buc
 
 def test_an_open_transaction_waits_for_its_broker(kafka, minio_server, bucket, proxies, tmp_path):
     stage = Stage(kafka, minio_server, bucket, "open", tmp_path)
-    with ThroughProxies(stage, Orders(9, 40_000), proxies) as scene:
+    with ThroughProxies(stage, Orders(9, 40_000), proxies, leases=PATIENT) as scene:
         # orders go on coming in, so that there is a transaction to flush
         scene.job = replace(
             scene.job, bootstrap=stage.bootstrap, sink_bootstrap=proxies["kafka"].address, delivery="exactly-once-2pc"

@@ -3,6 +3,7 @@
 import pytest
 from tests.cluster.harness import Scene
 from tests.cluster.orders import Orders
+from tests.support.leases import PATIENT
 
 from penstock.client.handle import JobHandle
 from penstock.core.errors import PenstockError
@@ -22,7 +23,7 @@ def rescale(scene, parallelism, **options):
 
 def test_up_and_down_while_rows_come(stage):
     """A rescale that has no slots changes nothing."""
-    with Scene(stage, Orders(31, EVENTS), rate=RATE, taskmanagers=3) as scene:
+    with Scene(stage, Orders(31, EVENTS), rate=RATE, taskmanagers=3, leases=PATIENT) as scene:
         scene.begin()
         scene.wait_checkpoints(2)
         first = widths(scene)

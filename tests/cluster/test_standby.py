@@ -10,11 +10,17 @@ import pytest
 from tests.cluster import proc_tree
 from tests.cluster.harness import Scene
 from tests.cluster.orders import Orders
+from tests.support.leases import PATIENT
 from tests.support.waiting import patience, wait_until
 
 pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 EVENTS, RATE = 12_000, 4_000
+#: Short enough to wait for, too long for a busy machine to change the leader.
+LEASES = PATIENT | {
+    "PENSTOCK__JOBMANAGER__LEADER_LEASE_MS": "10000",
+    "PENSTOCK__JOBMANAGER__RECONCILE_TIMEOUT_MS": "30000",
+}
 
 
 def asked(url, path):
@@ -44,7 +50,7 @@ def workers_started(scene):
 
 
 def test_a_standby_takes_over_from_a_killed_leader(stage):
-    with Scene(stage, Orders(31, EVENTS), rate=RATE, jobmanagers=2, watch=False) as scene:
+    with Scene(stage, Orders(31, EVENTS), rate=RATE, jobmanagers=2, watch=False, leases=LEASES) as scene:
         first, second = scene.cluster.address.split(",")
         scene.begin()
         scene.wait_checkpoints(2)
@@ -63,7 +69,7 @@ def test_a_standby_takes_over_from_a_killed_leader(stage):
 
 
 def test_a_leader_hands_over_without_a_new_worker(stage):
-    with Scene(stage, Orders(33, EVENTS), rate=RATE, jobmanagers=2, watch=False) as scene:
+    with Scene(stage, Orders(33, EVENTS), rate=RATE, jobmanagers=2, watch=False, leases=LEASES) as scene:
         first, second = scene.cluster.address.split(",")
         scene.begin()
         scene.wait_checkpoints(2)

@@ -3,6 +3,7 @@
 import pytest
 from tests.cluster import lifecycle
 from tests.cluster.lifecycle import USERS, Place, saved
+from tests.support.leases import PATIENT
 from tests.support.waiting import wait_until
 
 from penstock.api.job_file import planned
@@ -51,7 +52,7 @@ def returned(cluster):
 
 
 def test_a_target_that_cannot_be_written_is_refused_and_the_job_goes_on(tmp_path):
-    with lifecycle.cluster(tmp_path) as running:
+    with lifecycle.cluster(tmp_path, environment=PATIENT) as running:
         place, file = Place(running, tmp_path, "kept"), tmp_path / "file"
         file.touch()
         job = ClusterExecutor(url=running.rest_url).submit(planned(place.file("first"), {}, ""))

@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 from tests.support.jobs import end_jobs, overlapping, run_job_file
+from tests.support.leases import PATIENT
 from tests.support.waiting import wait_until
 
 import penstock as ps
@@ -66,7 +67,8 @@ AT_LEAST_ONCE = 'buffer_debloat_target="100ms", checkpoint_mode="at-least-once",
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cluster")
-    with LocalCluster(LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=3, directory=folder)) as running:
+    config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=3, directory=folder, environment=PATIENT)
+    with LocalCluster(config) as running:
         yield running
 
 

@@ -1,6 +1,7 @@
 """A browser for this folder, and a cluster with a slow job for tests that only look."""
 
 import pytest
+from tests.support.leases import PATIENT
 from tests.support.waiting import wait_until
 from tests.ui import jobs
 from tests.ui.browser import Visit, chromium
@@ -13,12 +14,6 @@ def browser():
     """Ended after the last test of this folder: it keeps an event loop, which tests of coroutines would trip over."""
     with chromium() as found:
         yield found
-
-
-#: No worker is lost on a busy machine: pages would show a job that restarts.
-PATIENT = {
-    f"PENSTOCK__JOBMANAGER__{name}_MS": "60000" for name in ("HEARTBEAT_TIMEOUT", "WORKER_LEASE", "LEADER_LEASE")
-}
 
 
 @pytest.fixture(scope="package")
