@@ -8,6 +8,7 @@ pass it to `job_submit` as `from_uri`. Without `from_uri` the job continues from
 | `job` | id or name |
 | `target` | folder or `s3://` prefix below which the savepoint gets a folder; empty: the job's own folder |
 | `drain` | end event time first, so that all open windows fire: for a job that will not continue |
+| `native` | copy the checkpoint's files as they are: sooner, but not plain rows |
 """
 
 from datetime import timedelta
@@ -27,6 +28,8 @@ with DAG(
         "job": Param(type="string", minLength=1, title="Job", description="Id or name."),
         "target": Param(None, type=["string", "null"], title="Where the savepoint goes"),
         "drain": Param(False, type="boolean", title="Fire all windows first"),
+        "native": Param(False, type="boolean", title="Native format"),
     },
 ):
-    StopJobOperator(task_id="stop", job="{{ params.job }}", target="{{ params.target }}", drain="{{ params.drain }}")
+    given = {name: f"{{{{ params.{name} }}}}" for name in ("job", "target", "drain", "native")}
+    StopJobOperator(task_id="stop", **given)

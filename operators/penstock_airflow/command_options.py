@@ -32,6 +32,7 @@ UPGRADE: dict[str, Kind] = {
     "deadline": "text",
     "from_checkpoint": "flag",
     "target": "text",
+    "canonical": "flag",
     "no_rollback": "flag",
     "accept": "texts",
     **_DROPPED_STATE,

@@ -123,12 +123,12 @@ def in_place(scene, job):
     return job
 
 
-def upgraded(*, from_checkpoint):
-    """Use `penstock upgrade`, to another number of key groups."""
+def upgraded(**options):
+    """Use `penstock upgrade` with options, to another number of key groups."""
 
     def way(scene, job):
         new = scene.graph(job.name, groups=4096)
-        job.upgrade(new, from_checkpoint=from_checkpoint, checkpoints=0, rollback=False)
+        job.upgrade(new, checkpoints=0, rollback=False, **options)
         return job
 
     return way
@@ -162,7 +162,8 @@ def rewritten(command, changes, *, prepared):
 WAYS = {
     "rescale": in_place,
     "upgrade-from-checkpoint": upgraded(from_checkpoint=True),
-    "upgrade-with-savepoint": upgraded(from_checkpoint=False),
+    "upgrade-with-savepoint": upgraded(native=False),
+    "upgrade-with-native-savepoint": upgraded(native=True),
     "repartition": rewritten("repartition", {"groups": 4096}, prepared=False),
     "repartition-prepared": rewritten("repartition", {"groups": 4096}, prepared=True),
     "rekey": rewritten("rekey", {"keyed": BY_TEXT}, prepared=False),

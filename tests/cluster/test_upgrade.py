@@ -14,6 +14,7 @@ from tests.cluster.stage import graph_of
 from penstock.client.handle import JobHandle
 from penstock.client.rest_client import RestClient
 from penstock.core.errors import PenstockError, UsageError
+from penstock.snapshots.access.opening import open_snapshot
 
 pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -116,6 +117,7 @@ def test_a_healthy_version_takes_over(stage, shared, from_checkpoint):
         upgrade = Upgrade(scene, from_checkpoint=from_checkpoint).join()
         assert upgrade.error is None, scene.diagnosis()
         assert bool(upgrade.uri) is not from_checkpoint
+        assert from_checkpoint or open_snapshot(upgrade.uri).manifest.native
         assert [v["name"] for v in scene.rest.job(scene.job_id)["vertices"]]
         assert upgrade.phase() == "completed"
         story = [entry["text"] for entry in scene.story() if entry["kind"] == "upgrade"]

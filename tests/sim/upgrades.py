@@ -44,6 +44,7 @@ def upgrade(world: World, *, wrong: bool, from_checkpoint: bool) -> None:
     name = world.next_name("upgrade")
     policy = UpgradePolicy(
         from_checkpoint=from_checkpoint,
+        native=world.native,
         checkpoints=100_000 if wrong else 4,
         max_restarts=100_000,
         deadline_ms=250 if wrong else 60_000,

@@ -77,8 +77,9 @@ class UpgradeJobOperator(CommandOperator):
     and the task fails without retries, with the reason. Returns `job_id` and `location`: the savepoint of the old
     version. Retried or resumed by another process, the task waits for the upgrade that it has requested.
 
-    `options` are those of `penstock upgrade`: `checkpoints`, `max_restarts`, `deadline`, `target`, `from_checkpoint`,
-    `no_rollback`, `accept`, `allow_non_restored_state`, `settings`, and `environment` (variables for the job file).
+    `options` are those of `penstock upgrade`: `checkpoints`, `max_restarts`, `deadline`, `target`, `canonical`,
+    `from_checkpoint`, `no_rollback`, `accept`, `allow_non_restored_state`, `settings`, and `environment` (variables for
+    the job file).
     `on_kill` decides when a user ends the waiting task: `take_back` rolls back to the old version, `keep` lets the
     upgrade continue.
     """

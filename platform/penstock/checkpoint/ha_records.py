@@ -35,8 +35,9 @@ class UpgradePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Start from a checkpoint instead of a stop with a savepoint: nothing is copied, and output stops for less time.
     from_checkpoint: bool = False
-    #: Path for the savepoint.
+    #: Path for the savepoint, and whether it has the checkpoint's files as they are: the output stops for less time.
     target: str = ""
+    native: bool = True
     #: Checkpoints the new version has to complete.
     checkpoints: int = 3
     #: Restarts that the new version may take meanwhile.

@@ -56,8 +56,9 @@ class UpgradeOptions(TypedDict, total=False):
 
     #: Upgrade from a checkpoint instead of a stop with a savepoint.
     from_checkpoint: bool
-    #: Folder of the savepoint.
+    #: Folder of the savepoint, and whether it has the checkpoint's files as they are; default true.
     target: str
+    native: bool
     #: Conditions of a healthy version: checkpoints to complete, and restarts allowed in that time.
     checkpoints: int
     max_restarts: int

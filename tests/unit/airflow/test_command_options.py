@@ -17,12 +17,13 @@ from penstock_airflow.command_options import (
 
 def test_each_kind():
     given = {
-        "checkpoints": "5", "max_restarts": "0", "deadline": " 90s ", "from_checkpoint": "True", "no_rollback": "False",
-        "accept": '["out", "side"]', "settings": {"a": 1, "b": "x y"}, "target": "None", "environment": {"N": 1},
+        "checkpoints": "5", "max_restarts": "0", "deadline": " 90s ", "from_checkpoint": "True",
+        "canonical": True, "no_rollback": "False", "accept": '["out", "side"]', "settings": {"a": 1, "b": "x y"},
+        "target": "None", "environment": {"N": 1},
     }  # fmt: skip
     assert arguments_of(given, UPGRADE) == [
-        "--checkpoints", "5", "--max-restarts", "0", "--deadline", "90s", "--from-checkpoint", "--accept", "out",
-        "--accept", "side", "--set", "a=1", "--set", "b=x y",
+        "--checkpoints", "5", "--max-restarts", "0", "--deadline", "90s", "--from-checkpoint", "--canonical",
+        "--accept", "out", "--accept", "side", "--set", "a=1", "--set", "b=x y",
     ]  # fmt: skip
     assert environment_of(given) == {"N": 1}
 

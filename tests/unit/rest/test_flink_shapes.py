@@ -285,6 +285,7 @@ def test_an_upgrade_is_shown_with_its_file_and_its_times():
     ended = upgrade_document(msgspec.structs.replace(view, phase="rolled-back", ended_ms=9, reason="it failed"))
     assert (ended["phase"], ended["ended"], ended["reason"]) == ("rolled-back", 9, "it failed")
     assert policy_of({"file": "new.py"}).file == "new.py"
+    assert [policy_of(query).native for query in ({}, {"native": "true"}, {"native": "false"})] == [True, True, False]
 
 
 def test_back_pressure_has_flinks_levels():

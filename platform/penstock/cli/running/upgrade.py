@@ -42,6 +42,7 @@ def upgrade(
         bool, typer.Option("--from-checkpoint", help="Continue from a checkpoint, without a savepoint.")
     ] = False,
     target: Annotated[str, typer.Option(help="Folder or URI for the savepoint.")] = "",
+    canonical: Annotated[bool, typer.Option("--canonical", help="Write plain rows to the savepoint: later.")] = False,
     checkpoints: Annotated[int, typer.Option(help="Checkpoints to complete in the trial.")] = 3,
     max_restarts: Annotated[int, typer.Option(help="Restarts allowed during the trial.")] = 0,
     deadline: Annotated[str, typer.Option(help="Time limit of the trial.")] = "5m",
@@ -66,8 +67,7 @@ def upgrade(
     """Replace a running job by another version.
 
     The old version stops with a savepoint, and the new one continues from there with its output withheld. If it is
-    healthy in time, its output is released. Otherwise it is discarded, and the old version continues from that
-    savepoint.
+    healthy in time, its output is released. Otherwise it is discarded, and the old version continues from there.
     """
     if (new is None) != (status or healthy or unhealthy):
         msg = "pass either the new version's file, or one of --status, --healthy and --unhealthy"
@@ -75,6 +75,7 @@ def upgrade(
     options: UpgradeOptions = {
         "from_checkpoint": from_checkpoint,
         "target": target,
+        "native": not canonical,
         "checkpoints": checkpoints,
         "max_restarts": max_restarts,
         "deadline": deadline,

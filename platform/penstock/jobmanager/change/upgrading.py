@@ -25,7 +25,7 @@ from penstock.jobmanager.deploy.deployment import publishing_sinks
 from penstock.jobmanager.deploy.job_log import JobIdentity, release_entry
 from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.messages.commands import AppendManifest, OperationEnded, ReadLog, RecordChange
-from penstock.jobmanager.messages.events import UpgradeRequested
+from penstock.jobmanager.messages.events import CopyTarget, UpgradeRequested
 
 
 def sink_deliveries(graph: JobGraph) -> dict[str, str]:
@@ -343,7 +343,8 @@ class Upgrading:
         if job.obstacle:
             return []
         self.phase = UpgradeStage.CHECKPOINT
-        return [*job.checkpointing.request_for_change(self._tag, job.now_ms, stop_uri=record.savepoint)]
+        target = CopyTarget(record.savepoint, native=record.policy.native)
+        return [*job.checkpointing.request_for_change(self._tag, job.now_ms, target)]
 
     def _judge(self, job: ChangeContext) -> list[ChangeDecision]:
         record, healthy = self._current_record(), self._verdict

@@ -455,15 +455,15 @@ class Checkpointing:
         self._requests[request_id] = _Request(now_ms, target)
         return self._translate(self._coordinator.request(kind, request_id, now_ms), now_ms)
 
-    def request_for_change(self, request_id: str, now_ms: int, *, stop_uri: str = "") -> list[CheckpointCommand]:
+    def request_for_change(self, request_id: str, now_ms: int, stop: CopyTarget = NO_COPY) -> list[CheckpointCommand]:
         """Request a checkpoint for a rescale or upgrade; `ChangeCheckpoint` is the result.
 
-        It is the next checkpoint, also if that is already in progress. With `stop_uri`, it is a stop with a savepoint.
+        It is the next checkpoint, also if that is already in progress. With `stop`, it is a stop with that savepoint.
         """
         if self._coordinator is None or self.final_checkpoint is not None:
             return [ChangeCheckpoint(request_id, None, f"the job is not running {RESUME_HINT}")]
-        self._requests[request_id] = _Request(now_ms, CopyTarget(stop_uri), for_change=True)
-        if stop_uri:
+        self._requests[request_id] = _Request(now_ms, stop, for_change=True)
+        if stop.uri:
             return self._translate(self._coordinator.request(BarrierKind.STOP, request_id, now_ms), now_ms)
         return self._translate(self._coordinator.join(request_id, now_ms), now_ms)
 

@@ -91,8 +91,8 @@ def _bounds(body: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 _NAMES = frozenset(
     {
-        "token", "from-checkpoint", "target", "checkpoints", "max-restarts", "deadline", "confirm", "rollback",
-        "accept", "allow-non-restored-state", "keep-parallelism", "file",
+        "token", "from-checkpoint", "target", "native", "checkpoints", "max-restarts", "deadline", "confirm",
+        "rollback", "accept", "allow-non-restored-state", "keep-parallelism", "file",
     }
 )  # fmt: skip
 
@@ -157,6 +157,7 @@ def policy_of(query: Mapping[str, str]) -> UpgradePolicy:
     return UpgradePolicy(
         from_checkpoint=query.get("from-checkpoint", "false") == "true",
         target=query.get("target", ""),
+        native=query.get("native", "true") == "true",
         checkpoints=_count(query, "checkpoints", defaults.checkpoints),
         max_restarts=_count(query, "max-restarts", defaults.max_restarts),
         deadline_ms=parse_duration_ms(query.get("deadline") or f"{defaults.deadline_ms}ms", "deadline"),

@@ -5,7 +5,7 @@ import pytest
 from tests.unit.jobmanager.strikes import kill_one, lose_all
 
 from penstock.checkpoint.ha_records import JobRecord, UpgradePolicy
-from penstock.checkpoint.manifest_log import Manifest
+from penstock.checkpoint.manifest_log import Manifest, decode_manifest
 from penstock.checkpoint.recovery import plan_recovery, runs_on_trial
 from penstock.core.errors import UsageError
 from penstock.graph.job_graph import JobGraph
@@ -91,6 +91,15 @@ def test_a_healthy_version_takes_over_and_its_output_waits_for_the_verdict(world
     assert world.manifests()[-1].held == ()
     assert (world.master.restarts, world.master.status.state) == (0, JobStatus.RUNNING)
     assert_exact(world)
+
+
+@pytest.mark.parametrize("given", [{}, {"native": True}, {"native": False}])
+def test_the_savepoint_of_the_old_version_is_native_unless_asked_otherwise(world_of, graph_of, given):
+    world = trying(world_of, graph_of, **given).pass_time(2200)
+    assert world.operations["t"].error == ""
+    assert [decode_manifest(m.manifest).native for _, m in world.sent if isinstance(m, msg.SealSavepoint)] == [
+        given.get("native", True)
+    ]
 
 
 @pytest.mark.parametrize("mode", MODES)

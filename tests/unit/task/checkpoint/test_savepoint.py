@@ -120,6 +120,20 @@ def test_a_savepoint_is_plain_parquet_that_anything_reads(write, source, target)
     assert state.segments[0].rows == 2
 
 
+def test_a_native_one_needs_no_file_of_the_job(write, source, target):
+    """The job's folder may be removed, and its checkpoints may be cleaned up."""
+    made = manifest(source, native=True)
+    before = [table.to_pylist() for table in read_state(made.subtasks[0].keyed[0], lambda ref: read_file(source, ref))]
+    ref = write(made)
+    for path in source.list(""):
+        source.delete(path)
+    written = decode_manifest(target.read(ref.path))
+    (state,) = written.subtasks[0].keyed
+    assert len(state.segments) == 3, "its files are those of the checkpoint"
+    assert [table.to_pylist() for table in read_state(state, lambda file: read_file(target, file))] == before
+    assert [read_file(target, file) for file in written.pending[0].files] == [b"abc", b"in"]
+
+
 def test_it_holds_its_own_copy_of_pending_output(write, source, target):
     write(manifest(source))
     written = decode_manifest(target.read("manifest.json"))
