@@ -15,7 +15,9 @@ def confirmed(page, action, button, **fields):
     expect(dialog).to_be_visible()
     for label, value in fields.items():
         field = dialog.get_by_label(label.replace("_", " "))
-        field.set_input_files(value) if field.get_attribute("type") == "file" else field.fill(value)
+        kind = field.get_attribute("type")
+        fill = {"file": field.set_input_files, "checkbox": field.set_checked}.get(kind, field.fill)
+        fill(value)
     dialog.get_by_role("button", name=button).click()
 
 

@@ -52,11 +52,14 @@ def test_a_life(browser, cluster, tmp_path):
 
 
 def saved(page, folder):
-    confirmed(page, "Savepoint", "Take a savepoint", Folder=str(folder / "saved"))
     toast = page.locator("#toasts")
-    expect(toast).to_contain_text("Savepoint written")
-    found = re.search(r"Savepoint written: (\S+)", toast.locator("span").last.inner_text())[1]
-    assert open_snapshot(found).manifest.job_name == "order-risks"
+    for native in (False, True):
+        below = str(folder / f"saved-{native}")
+        confirmed(page, "Savepoint", "Take a savepoint", Folder=below, Native_format=native)
+        expect(toast).to_contain_text(f"Savepoint written: {below}")
+        found = re.search(r"Savepoint written: (\S+)", toast.locator("span").last.inner_text())[1]
+        manifest = open_snapshot(found).manifest
+        assert (manifest.job_name, manifest.native) == ("order-risks", native)
 
 
 def rescaled(page, client, job_id):

@@ -11,6 +11,12 @@ const FOLDER = {
   input: { placeholder: "default: the job's folder" },
 };
 
+const format = (checked) => ({
+  name: "native", label: "Native format", input: { type: "checkbox", checked },
+  note: "Copies the checkpoint's files as they are: sooner, and only for penstock. Otherwise it has plain rows.",
+});
+const formatType = (native) => (native ? "NATIVE" : "CANONICAL");
+
 export function actions(job, reload) {
   const name = job.name;
   const path = `/jobs/${job.jid}`;
@@ -21,8 +27,8 @@ export function actions(job, reload) {
   const choices = [
     ["Savepoint", {
       title: `Take a savepoint of ${name}?`, text: "The job continues. A savepoint is self-contained and stays until you delete it.",
-      fields: [FOLDER], action: "Take a savepoint",
-      run: ({ target }) => asked("Savepoint", "POST", `${path}/savepoints`, { "target-directory": target || null }, "savepoints", (uri) => `Savepoint written: ${uri}`),
+      fields: [FOLDER, format(false)], action: "Take a savepoint",
+      run: ({ target, native }) => asked("Savepoint", "POST", `${path}/savepoints`, { "target-directory": target || null, formatType: formatType(native) }, "savepoints", (uri) => `Savepoint written: ${uri}`),
     }],
     ["Rescale", {
       title: `Rescale ${name}?`, text: "The job takes a checkpoint and continues from it with another parallelism. If there are not enough slots, it is not changed.",
@@ -37,19 +43,20 @@ export function actions(job, reload) {
       fields: [
         { name: "file", label: "The new version", input: { type: "file", required: true, accept: ".penstock" }, note: "A file written by: penstock run job.py --write job.penstock" },
         { name: "checkpoints", label: "Checkpoints on trial", input: { type: "number", min: 1, required: true, value: 3 } },
+        format(true),
       ],
       action: "Upgrade",
-      run: ({ file, checkpoints }) => asked("Upgrade", "POST", `/penstock${path}/upgrade?checkpoints=${Number(checkpoints)}`, file, "upgrade", () => `${name} is running the new version`, `/penstock${path}`),
+      run: ({ file, checkpoints, native }) => asked("Upgrade", "POST", `/penstock${path}/upgrade?checkpoints=${Number(checkpoints)}&native=${native}`, file, "upgrade", () => `${name} is running the new version`, `/penstock${path}`),
     }],
     ["Stop", {
       title: `Stop ${name}?`, text: "It takes a savepoint and ends. It can be restarted from that savepoint, including open windows.",
-      fields: [FOLDER], action: "Stop the job",
-      run: ({ target }) => asked("Stop", "POST", `${path}/stop`, { drain: false, targetDirectory: target || null }, "savepoints", (uri) => `Stopped with a savepoint: ${uri}`),
+      fields: [FOLDER, format(false)], action: "Stop the job",
+      run: ({ target, native }) => asked("Stop", "POST", `${path}/stop`, { drain: false, targetDirectory: target || null, formatType: formatType(native) }, "savepoints", (uri) => `Stopped with a savepoint: ${uri}`),
     }],
     ["Drain", {
       title: `Drain ${name}?`, text: "Event time advances to its end: every open window and timer fires. Then the job takes a savepoint and ends. Use this for a job that will not be continued.",
-      fields: [FOLDER], action: "Drain and stop the job", danger: true,
-      run: ({ target }) => asked("Drain", "POST", `${path}/stop`, { drain: true, targetDirectory: target || null }, "savepoints", (uri) => `Drained, with a savepoint: ${uri}`),
+      fields: [FOLDER, format(false)], action: "Drain and stop the job", danger: true,
+      run: ({ target, native }) => asked("Drain", "POST", `${path}/stop`, { drain: true, targetDirectory: target || null, formatType: formatType(native) }, "savepoints", (uri) => `Drained, with a savepoint: ${uri}`),
     }],
     ["Cancel", {
       title: `Cancel ${name}?`, text: "It ends at once, without a savepoint. Its newest checkpoint is kept.", action: "Cancel the job", danger: true,

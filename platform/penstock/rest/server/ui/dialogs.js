@@ -46,8 +46,7 @@ export function confirm({ title, text, fields = [], action, danger, run }) {
       h("form", { onsubmit: submit },
         h("h2", { id: "question" }, title),
         h("p", {}, text),
-        fields.map((field) => h("label", { key: field.name, class: "field" }, field.label,
-          h("input", { name: field.name, autocomplete: "off", ...field.input }), field.note ? h("small", {}, field.note) : null)),
+        fields.map(drawn),
         problem ? h("p", { key: "problem", class: "problem", role: "alert" }, problem) : null,
         h("div", { key: "buttons", class: "buttons" },
           h("button", { type: "button", onclick: close }, "Close"),
@@ -55,6 +54,12 @@ export function confirm({ title, text, fields = [], action, danger, run }) {
   ]);
   draw();
   holder.querySelector("dialog").showModal();
+}
+
+function drawn({ name, label, input, note }) {
+  const [entry, small] = [h("input", { name, autocomplete: "off", ...input }), note ? h("small", {}, note) : null];
+  if (input.type !== "checkbox") return h("label", { key: name, class: "field" }, label, entry, small);
+  return h("label", { key: name, class: "check field" }, entry, h("span", {}, label, small));
 }
 
 function valueOf(element) {
