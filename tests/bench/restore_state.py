@@ -187,7 +187,7 @@ def copied(arguments, snapshots, store, folder):
     for segment in (segment for state in snapshots if arguments.copies for segment in state.segments):
         data = read_file(store, segment.file)
         started = time.monotonic()
-        copies.keep(segment.file.path, data, [segment.file])
+        copies.keep(segment.file.path, data)
         took += time.monotonic() - started
     print(json.dumps({"bytes_copied": copies.held_bytes, "copied_s": round(took, 2)}), flush=True)
     return copies

@@ -4,8 +4,9 @@ A worker copies each object of state that it writes, and drops the copy when the
 later ones do not name it. `<folder>/<worker>/` has the copies of a live worker, `<folder>/ended/<worker>/` those that
 an ended one has left (`taskmanager.copy_folders`). Those that a worker restores become hard links in its folder.
 
-A copy is used only if it has the length and the checksum that the manifest names. An error of the disk drops copies
-and never fails a checkpoint or a restore. Called by `task.drive.runtime`, from any thread.
+A copy is used only if it has the length and the checksum that the manifest names. The row groups of a segment have
+theirs in its footer: `state.log.segment_file` compares them, and reads a wrong one again. An error of the disk drops
+copies and never fails a checkpoint or a restore. Called by `task.drive.runtime`, from any thread.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.checkpoint.store import ObjectStore
@@ -28,7 +28,6 @@ ENDED = "ended"
 _FREE_PART = 20
 #: A written object that no snapshot names is dropped at this completed checkpoint: a compaction enters a later one.
 _MOST_UNNAMED = 2
-_BLOCK_BYTES = 8 << 20
 
 
 def free_bytes(folder: Path) -> int:
@@ -55,10 +54,6 @@ class CopyPlace:
 @dataclass(slots=True)
 class _Copy:
     size: int
-    #: Its parts by offset, as written or as the restored manifest names them.
-    parts: dict[int, FileRef]
-    #: Offsets of the parts whose checksum was compared.
-    verified: set[int] = field(default_factory=set)
     #: Whether a snapshot has named it, and the checkpoints that were completed before.
     named: bool = False
     unnamed: int = 0
@@ -93,25 +88,17 @@ class LocalCopies:
         place = self._place
         if place is None:
             return
-        parts: dict[str, dict[int, FileRef]] = {}
-        for ref in filter(_may_be_copied, files):
-            parts.setdefault(ref.path, {})[ref.offset] = ref
         self._left = _folders_in(place.folder / ENDED)
-        for key, known in parts.items():
-            held = self._copies.get(key)
-            if held is not None:
-                held.parts = held.parts | known
-                continue
-            if any(self._link(folder / key, key, known) for folder in self._left):
+        for key in dict.fromkeys(ref.path for ref in files if _may_be_copied(ref)):
+            if key not in self._copies and any(self._link(folder / key, key) for folder in self._left):
                 self._copies[key].named = True
 
-    def keep(self, key: str, data: bytes, parts: Sequence[FileRef]) -> None:
+    def keep(self, key: str, data: bytes) -> None:
         """Copy an object that was written to the store, if there is room."""
         place = self._place
         if place is None:
             return
-        known = {ref.offset: ref for ref in parts}
-        if place.store_folder is not None and self._link(place.store_folder / key, key, known):
+        if place.store_folder is not None and self._link(place.store_folder / key, key):
             return
         path = place.folder / place.worker_id / key
         if not self._reserve(len(data)):
@@ -128,20 +115,17 @@ class LocalCopies:
             _remove(path)
             return
         with self._lock:
-            self._copies[key] = _Copy(len(data), known)
+            self._copies[key] = _Copy(len(data))
 
     def read(self, ref: FileRef) -> bytes | None:
-        """Return the verified bytes of a part; None: they have to be read from the store.
-
-        A range without a checksum is read if the known part around it has its checksum.
-        """
+        """Return the bytes of a part, verified if the reference has a checksum; None: only the store has them."""
         place = self._place
         copy = None if place is None else self._copies.get(ref.path)
         if place is None or copy is None or not ref.length:
             return None
         path = place.folder / place.worker_id / ref.path
         try:
-            data = _part(path, ref) if ref.checksum else self._range(path, copy, ref)
+            data = _part(path, ref)
         except OSError:
             data = None
         if data is None:
@@ -182,7 +166,7 @@ class LocalCopies:
         for folder in left:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _link(self, existing: Path, key: str, parts: dict[int, FileRef]) -> bool:
+    def _link(self, existing: Path, key: str) -> bool:
         """Link a file under the name of an object; return whether that is possible."""
         place = self._place
         assert place is not None  # noqa: S101 - its callers have looked
@@ -200,25 +184,11 @@ class LocalCopies:
             self._release(size)
             return False
         with self._lock:
-            self._copies[key] = _Copy(size, parts)
+            self._copies[key] = _Copy(size)
         return True
 
-    def _range(self, path: Path, copy: _Copy, ref: FileRef) -> bytes | None:
-        """Return a range of a part whose checksum is right."""
-        stop = ref.offset + ref.length
-        around = (part for start, part in copy.parts.items() if start <= ref.offset and stop <= start + part.length)
-        part = next(around, None)
-        if part is None:
-            return None
-        if part.offset not in copy.verified:
-            if _checksum(path, part) != part.checksum:
-                return None
-            copy.verified.add(part.offset)
-        data = _bytes_at(path, ref.offset, ref.length)
-        return data if len(data) == ref.length else None
-
     def _refused(self, key: str) -> None:
-        """Drop a copy that is damaged, cannot be read, or has no known part around a range."""
+        """Drop a copy that is damaged or cannot be read."""
         self._drop([key])
 
     def _reserve(self, size: int) -> bool:
@@ -254,7 +224,7 @@ class StateFiles:
         self.local_bytes = self.remote_bytes = 0
 
     def read(self, ref: FileRef) -> bytes:
-        """Return the verified bytes of a part.
+        """Return the bytes of a part, verified if the reference has a checksum.
 
         Raises:
             SnapshotDamagedError, StorageError: as `read_file`.
@@ -291,25 +261,10 @@ def _folders_in(folder: Path) -> list[Path]:
 
 def _part(path: Path, ref: FileRef) -> bytes | None:
     """Return a part if it has its length and checksum."""
-    data = _bytes_at(path, ref.offset, ref.length)
-    return data if len(data) == ref.length and checksum_of(data) == ref.checksum else None
-
-
-def _bytes_at(path: Path, offset: int, length: int) -> bytes:
     with path.open("rb") as source:
-        source.seek(offset)
-        return source.read(length)
-
-
-def _checksum(path: Path, part: FileRef) -> str:
-    """Return the checksum of a part, read in blocks; of a short file another one."""
-    crc, left = 0, part.length
-    with path.open("rb") as source:
-        source.seek(part.offset)
-        while left and (block := source.read(min(left, _BLOCK_BYTES))):
-            crc = zlib.crc32(block, crc)
-            left -= len(block)
-    return f"crc32:{crc:08x}" if not left else "short"
+        source.seek(ref.offset)
+        data = source.read(ref.length)
+    return data if len(data) == ref.length and ref.checksum in ("", checksum_of(data)) else None
 
 
 def _remove(path: Path) -> None:

@@ -111,6 +111,25 @@ def test_a_flipped_bit_anywhere_is_seen(small):
             stored.rows(ALL_HASHES)
 
 
+@pytest.mark.parametrize("cut", [0, 200])
+def test_row_groups_that_are_wrong_are_read_again_with_their_checksums(small, cut):
+    """A reader of local copies then reads the store."""
+    stored = Stored()
+    exact = stored.read
+
+    def read(file):
+        data = exact(file)
+        if file.checksum:
+            return data
+        return data[: len(data) - cut] if cut else bytes(byte ^ (place % 300 == 0) for place, byte in enumerate(data))
+
+    stored.read = read
+    assert stored.rows(ALL_HASHES) == list(range(ROWS))
+    again = [length for _, length in stored.asked[2:]]
+    assert 0 < sum(again) <= stored.asked[1][1]
+    assert len(again) < 10 or not cut, "those alone"
+
+
 def test_a_file_that_ends_early_is_seen(small):
     stored = Stored()
     stored.store.put("x.pack", (b"before" + stored.data)[:-1])

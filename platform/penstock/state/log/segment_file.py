@@ -135,13 +135,30 @@ class SegmentFile:
         length = last.offset + last.length - first.offset
         data = self._read(FileRef(path=file.path, offset=file.offset + first.offset, length=length))
         view = memoryview(data)
+        wrong = []
         for group in run:
             start = group.offset - first.offset
             if zlib.crc32(view[start : start + group.length]) != group.crc:
+                wrong.append(group)
+        return self._corrected(data, first.offset, wrong) if wrong else data
+
+    def _corrected(self, data: bytes, start: int, wrong: Sequence[RowGroup]) -> bytes:
+        """Read wrong row groups again, with their checksums: `read` then uses no damaged local copy."""
+        file, corrected = self.segment.file, bytearray(data)
+        for group in wrong:
+            ref = FileRef(
+                path=file.path,
+                offset=file.offset + group.offset,
+                length=group.length,
+                checksum=f"crc32:{group.crc:08x}",
+            )
+            again = self._read(ref)
+            if zlib.crc32(again) != group.crc:
                 where = f"{file.path} is damaged: row group {group.number} of the part at {file.offset}"
                 msg = f"{where} has a wrong checksum"
                 raise SnapshotDamagedError(msg, hint="restore an older savepoint")
-        return data
+            corrected[group.offset - start : group.offset - start + group.length] = again
+        return bytes(corrected)
 
     def decode(self, run: Sequence[RowGroup], data: bytes) -> Iterator[pa.Table]:
         """Yield the rows of row groups from the bytes that `fetch` returned for them."""

@@ -76,8 +76,8 @@ class Uploader:
         self._lock = threading.Lock()
         self.objects_written = 0
         self.bytes_written = 0
-        #: Called with each written object of state or rows in flight: key, bytes, parts.
-        self.keep: Callable[[str, bytes, list[FileRef]], None] = lambda _key, _data, _parts: None
+        #: Called with the key and the bytes of each written object of state or rows in flight.
+        self.keep: Callable[[str, bytes], None] = lambda _key, _data: None
 
     def write(self, parts: tuple[Part, ...], done: Uploaded) -> None:
         """Make all parts durable, then call `done` from a background thread (at once when all are small)."""
@@ -159,7 +159,7 @@ class Uploader:
             refs.append(FileRef(path=key, offset=offset, length=len(block), checksum=checksum_of(block)))
             offset += len(block)
         if folder != "pending":
-            self.keep(key, data, refs)
+            self.keep(key, data)
         return refs
 
     def _verify(self, key: str, data: bytes) -> None:

@@ -84,7 +84,7 @@ def totals(job):
     return {row["total"] for row in job.take()}
 
 
-def reads_of_a_restart(job):
+def reads_of_a_restart(job, restart=JobHarness.crash):
     """Lose the worker, use all its state; return the objects that were read from the store."""
     store, read = MemoryStore.named(job._job._root.removeprefix("memory://")), []
 
@@ -93,7 +93,7 @@ def reads_of_a_restart(job):
             read.append(key.partition("/")[2])
 
     store.fault = note
-    job.crash()
+    restart(job)
     found = totals(job)
     store.fault = lambda *_: None
     return read, found
@@ -118,6 +118,25 @@ def test_a_restart_on_the_same_taskmanager_reads_nothing_from_the_store(job_with
     # and once more, from what the second worker took over and wrote
     job.checkpoint()
     assert reads_of_a_restart(job) == ([], {32})
+
+
+def test_a_rescale_reads_nothing_from_the_store_either(job_with):
+    job = job_with()
+    push(job, 10)
+    job.checkpoint()
+    # its checkpoint has no changes, which would be read back when they are written
+    assert reads_of_a_restart(job, lambda job: job.rescale(3)) == ([], {11})
+    assert len(job._job.subtasks) > 3
+
+
+def test_a_disk_that_takes_no_copies_fails_nothing(job_with, hosts):
+    job = job_with()
+    hosts.copies.folder_of(JOB_ID).write_text("a file where the folder would be")
+    push(job, 10)
+    job.checkpoint()
+    read, found = reads_of_a_restart(job)
+    assert (bool(read), found) == (True, {11})
+    job.checkpoint()
 
 
 def test_a_restart_on_another_taskmanager_reads_everything_from_the_store(job_with, hosts):
