@@ -249,7 +249,7 @@ def files_of_subtask(snapshot: SubtaskSnapshot) -> list[FileRef]:
 
 def _may_be_copied(ref: FileRef) -> bool:
     """Return whether a file is an object of the job's store: not in a manifest, and not of another snapshot."""
-    return ref.inline is None and bool(ref.path) and "://" not in ref.path
+    return ref.inline is None and not {"", ".", ".."} & set(ref.path.split("/"))
 
 
 def _folders_in(folder: Path) -> list[Path]:

@@ -231,9 +231,13 @@ def test_a_store_on_another_disk_is_copied(place, tmp_path):
 
 def test_files_of_a_savepoint_and_of_a_manifest_are_not_looked_for(place, store):
     inline = FileRef(inline=FIRST, length=200, checksum=checksum_of(FIRST))
-    elsewhere = FileRef(path="s3://b/x/part.parquet", length=3)
-    copies, files = successor(place, store, [inline, elsewhere])
-    assert (files.read(inline), copies.read(elsewhere)) == (FIRST, None)
+    (place.folder / ENDED / "w0").mkdir(parents=True)
+    (place.folder / ENDED / "x").write_bytes(FIRST)
+    elsewhere = [FileRef(path=path, length=3) for path in ("s3://b/x", "../x", str(place.folder / ENDED / "x"), "a//x")]
+    copies, files = successor(place, store, [inline, *elsewhere])
+    assert files.read(inline) == FIRST
+    assert [copies.read(ref) for ref in elsewhere] == [None] * 4
+    assert files_of(place, "w2") == []
     assert (files.local_bytes, files.remote_bytes) == (0, 0)
 
 
