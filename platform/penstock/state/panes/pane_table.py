@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from penstock.state.cells.value_heap import ValueHeap
     from penstock.state.log.frozen import FrozenSegment, FrozenSource, FrozenTable
     from penstock.state.memory.budget import MemoryBudget
-    from penstock.state.spill.cold_file import ColdFileStore
 
 
 _MANY = 1 << 31
@@ -57,19 +56,18 @@ class PaneTable:
         self._budget = budget
         self._holder = f"{source.writer}/{source.uid}/{source.state}"
         self._limits = source.limits
-        bounded_memory = cold is not None and cold.bounded_memory
-        self._hot = HotPanes(self.spec, small=bounded_memory)
+        #: With cold rows in a file: another one, for changed rows that were evicted since the last freeze.
+        self._evicted = None if cold is None else cold.for_changes()
+        #: Whether memory has a bound that the table always obeys: its cold rows are in a file.
+        self._bounded = self._evicted is not None
+        self._hot = HotPanes(self.spec, small=self._bounded)
         source.copy_frozen = self._hot.memory.copy_frozen
         self._cold = None if cold is None else ColdPanes(cold)
-        #: Whether memory has a bound that the table always obeys: its cold rows are in a file.
-        self._bounded = bounded_memory
         self._policy = self._new_policy()
-        if bounded_memory or self.spec.value_words:
+        if self._bounded or self.spec.value_words:
             source.directory.mkdir(parents=True, exist_ok=True)
             rows = max(1, self._policy.batch_rows // _ENCODED_PART)
             source.room = EncodeResources(holder=f"{source.uid}-{source.state}", rows=rows, budget=budget)
-        #: A file of changed rows that were evicted since the last freeze.
-        self._evicted: ColdFileStore | None = None
         self._remote = cold if isinstance(cold, RemotePanes) else None
         if self._remote is not None:
             self._remote.follow(self._evicted_within)
@@ -191,7 +189,7 @@ class PaneTable:
         """Freeze the table."""
         if self._evicted is not None and self._evicted.panes:  # older than the rows in memory
             self.source.add(FrozenCold(self.spec, self._evicted, self.source.hash_range))
-            self._evicted = None
+            self._evicted = self._evicted.for_changes()
         self._freeze_dirty()
         return self.source.frozen()
 
@@ -206,11 +204,11 @@ class PaneTable:
         keys, hashes, panes, cells = table_to_rows(self.spec, table, self.heap)
         self._restored(cells)
         slots = self.upsert(keys, hashes)
-        if self._cold is not None:
-            self._note_slots(slots)
+        if (cold := self._cold) is not None:
+            self._note_slots(cold, slots)
             deleted = cells[:, 0] == 0
             if deleted.any():
-                self._cold.rows.forget(self._hot.index.view(), slots[deleted], panes[deleted])
+                cold.rows.forget(self._hot.index.view(), slots[deleted], panes[deleted])
         self._hot.memory.put(slots, panes, cells, self._hot.index.count)
         self._check_memory()
 
@@ -255,8 +253,9 @@ class PaneTable:
         """Return the cell of every row, created or loaded if it is not in memory."""
         slots = self.upsert(keys, hashes)
         cell = self._hot.memory.locate(slots, panes, self._hot.index.count)
-        if self._cold is not None:
-            self._fetch(slots, panes, cell)
+        if (cold := self._cold) is not None:  # load the cold rows of cells that are to be written for the first time
+            self._note_slots(cold, slots)
+            cold.fetch(self._hot.index.view(), (slots, panes), (self._hot.memory.cells, cell), self.heap)
         return cell
 
     def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
@@ -359,27 +358,18 @@ class PaneTable:
         if self.spec.value_words:
             self._compact_heap()
 
-    def _note_slots(self, slots: I32) -> None:
+    def _note_slots(self, cold: ColdPanes, slots: I32) -> None:
         """Mark slots, some of them new, as used."""
-        assert self._cold is not None  # noqa: S101 - for the type checker
         self._policy.lru.touch(slots, self._hot.index.count)
-        self._cold.note_slots(self._hot.index.count)
-
-    def _fetch(self, slots: I32, panes: I64, cell: I64) -> None:
-        """Load the cold rows of cells that are about to be written for the first time."""
-        assert self._cold is not None  # noqa: S101 - for the type checker
-        self._note_slots(slots)
-        self._cold.fetch(self._hot.index.view(), (slots, panes), (self._hot.memory.cells, cell), self.heap)
+        cold.note_slots(self._hot.index.count)
 
     def _evict(self) -> None:
         """Move the least recently used keys to the cold store.
 
         Changed rows are frozen into a segment first.
         """
-        if self._bounded and self._cold is not None:
+        if self._evicted is not None and self._cold is not None:
             self._hot.memory.copy_all_frozen()
-            self._evicted = self._evicted or self._cold.rows.for_changes()
-            assert self._evicted is not None  # noqa: S101 - cold rows in files support it
             self._hot = evict_to_file(self._policy, self._hot, self._cold, self._evicted)
             self.source.copy_frozen = self._hot.memory.copy_frozen
             self._report()

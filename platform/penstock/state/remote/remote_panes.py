@@ -63,8 +63,6 @@ class RemotePanes:
         """Read the footers of the restored segments; about `limit_bytes` may be taken on the local disk."""
         self._source, self._spec, self._local = source, source.spec, local
         self._limits = source.limits
-        #: Whether local rows are in files.
-        self.bounded_memory = local.bounded_memory
         self._log = RemoteLog(source, reader)
         self.logs = [self._log]
         restored = self._log.rows > 0

@@ -191,9 +191,6 @@ class _File:
 class ColdFileStore:
     """The cold rows of one table, a file per region; its only pane starts at 0."""
 
-    #: Whether the rows are in separate files, so that memory has a bound.
-    bounded_memory = True
-
     def __init__(
         self,
         spec: PaneTableSpec,

@@ -86,9 +86,6 @@ def _split_bytes(data: bytes, edges: Sequence[int]) -> list[bytes]:
 class SortedColdStore:
     """Cold rows in a store of sorted bytes."""
 
-    #: Whether the rows are in separate files, so that memory has a bound.
-    bounded_memory = False
-
     def __init__(self, spec: PaneTableSpec, store: RocksStore, owned: HashRange, regions: int = 1) -> None:
         """Start without rows."""
         self._spec = spec
