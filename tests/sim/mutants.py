@@ -18,6 +18,7 @@ import pytest
 from tests.sim.faults import COPY_DAMAGED, Swarm
 from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
+from tests.support.sizes import TINY
 
 from penstock.checkpoint import local_copies
 from penstock.checkpoint.alignment import Alignment, Snapshot
@@ -41,7 +42,6 @@ from penstock.operators.lateness import RangeWatermarks
 from penstock.operators.sinks.sink_operator import PendingOutput, SinkOperator
 from penstock.operators.sources.source_operator import SourceOperator
 from penstock.state.log.segment_log import LogView, SegmentLog
-from penstock.state.memory.limits import StateLimits
 from penstock.state.panes.pane_table import PaneTable
 from penstock.task.checkpoint import restore, savepoint_copy
 from penstock.task.drive import subtask
@@ -565,7 +565,7 @@ MUTANTS = (
         _change_of_a_leaving_key_lost,
         {},
         _CRASHES,
-        {**_SLOW, "limits": StateLimits.tiny(hot_keys=1)},
+        {**_SLOW, "limits": TINY.changed(hot_keys=1)},
         {"state_backend": "rocksdb"},
     ),
     Mutant(

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from tests.sim.connectors import ORDER_SCHEMA, source_spec
+from tests.support.sizes import TINY
 
 import penstock as ps
 from penstock.config.settings import AdaptiveSchedulerSettings, RestartStrategy
@@ -97,7 +98,7 @@ class Plan:
         self.settings["state_backend"] = backend
         if chance.random() < 0.3:
             return
-        self.limits = StateLimits.tiny(
+        self.limits = TINY.changed(
             hot_keys=chance.choice([0, 1, 4, 16]),
             incoming_keys=chance.choice([1, 2, 16]),
             group_rows=chance.choice([1, 3, 16]),

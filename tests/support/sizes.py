@@ -11,6 +11,53 @@ from penstock.state.memory.limits import StateLimits
 
 _SELF = sys.modules[__name__]
 _given = StateLimits()
+#: Small sizes: a few rows fill a row group, leave memory or start a compaction.
+TINY = StateLimits(
+    group_rows=3,
+    wide_group_rows=3,
+    encoded_rows=3,
+    merged_rows=5,
+    merged_bytes=2000,
+    whole_file_bytes=0,
+    run_bytes=600,
+    segments_per_tier=3,
+    first_rows=8,
+    first_slots=2,
+    first_bytes=4,
+    dead_keys=1,
+    many_changes=20,
+    large_changes_bytes=300,
+    measured_bytes=100,
+    sweep_keys=2,
+    freeze_sweep_keys=2,
+    cold_sweep_part=2,
+    hot_keys=4,
+    incoming_keys=2,
+    piece_rows=4,
+    evicted_keys=2,
+    evicted_sessions=2,
+    gathered_bytes=300,
+    searched_timers=3,
+    sparse_bytes=400,
+    stretch_bytes=4096,
+    regions=4,
+    fetched_rows=6,
+    prefetched_rows=3,
+    few_rows=2,
+    many_ranges=1,
+    region_file_bytes=1 << 13,
+    spill_part=0,
+    spilled_bytes=0,
+    small_run_rows=2,
+    run_splits=3,
+    fan=2,
+    halved_bytes=1000,
+    added_file_bytes=500,
+    join_pairs=7,
+    window_pairs=3,
+    output_rows=5,
+    fired_timers=5,
+)
 #: The sizes that decide how much one read of remote state fetches.
 _READS = (
     *("group_rows", "whole_file_bytes", "run_bytes", "regions"),
@@ -41,5 +88,4 @@ def sized(**changes):
 
 def small_pieces():
     """Use segments of a few rows a row group, all read by ranges, within a block: remote state in small."""
-    tiny = StateLimits.tiny()
-    return sized(**{name: getattr(tiny, name) for name in _READS})
+    return sized(**{name: getattr(TINY, name) for name in _READS})

@@ -5,13 +5,14 @@ from unittest import mock
 
 from tests.property.harness.files import PlainStore
 from tests.support.depth import depth
+from tests.support.sizes import TINY
 
-from penstock.state.memory.limits import PRODUCTION, StateLimits
+from penstock.state.memory.limits import PRODUCTION
 
 
 def limits(keys=None):
     """Return sizes of a few rows; no more keys than given stay in memory, those of one batch aside."""
-    return StateLimits.tiny(hot_keys=PRODUCTION.hot_keys if keys is None else keys)
+    return TINY.changed(hot_keys=PRODUCTION.hot_keys if keys is None else keys)
 
 
 def few_bytes(local_bytes):

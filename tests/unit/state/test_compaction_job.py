@@ -4,16 +4,16 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from tests.support.sizes import TINY
 
 from penstock.core.snapshot import FileRef
 from penstock.state.log.compaction import CompactionJob
 from penstock.state.log.row_spec import RowSpec
 from penstock.state.log.segment_file import SegmentFile
 from penstock.state.log.segments import SegmentWriter
-from penstock.state.memory.limits import StateLimits
 
 SPEC = RowSpec(pa.schema([pa.field("k", pa.int64(), False)]), (pa.field("v", pa.int64()),))
-LIMITS = StateLimits.tiny()
+LIMITS = TINY
 
 
 def segment(position, *rows):
