@@ -28,6 +28,8 @@ ENDED = "ended"
 _FREE_PART = 20
 #: A written object that no snapshot names is dropped at this completed checkpoint: a compaction enters a later one.
 _MOST_UNNAMED = 2
+#: Snapshots of a subtask that are remembered: more only if no checkpoint completes.
+_MOST_SNAPSHOTS = 64
 
 
 def free_bytes(folder: Path) -> int:
@@ -139,7 +141,10 @@ class LocalCopies:
         named = frozenset(ref.path for ref in files_of_subtask(snapshot) if _may_be_copied(ref))
         with self._lock:
             subtask = f"{snapshot.vertex_id}/{snapshot.subtask}"
-            self._snapshots.setdefault(subtask, {})[checkpoint_id] = named
+            snapshots = self._snapshots.setdefault(subtask, {})
+            snapshots[checkpoint_id] = named
+            if len(snapshots) > _MOST_SNAPSHOTS:
+                del snapshots[sorted(snapshots)[1]]  # the first one is of the newest complete checkpoint
 
     def completed(self, checkpoint_id: int) -> None:
         """Drop what neither the newest complete checkpoint nor a later one names, and all that ended workers left.

@@ -152,6 +152,20 @@ def test_a_subtask_that_has_ended_keeps_its_last_snapshot(place, store):
     assert files_of(place) == ["w1-1.pack"]
 
 
+def test_checkpoints_that_never_complete_take_no_memory_and_cost_the_complete_one_no_copy(place, store):
+    copies = LocalCopies(place)
+    (complete,) = written(store, copies, "data/run/w1-1.pack", (FIRST,))
+    (newest,) = written(store, copies, "data/run/w1-2.pack", (SECOND,))
+    copies.acknowledged(1, snapshot(complete))
+    copies.completed(1)
+    for number in range(2, 1_000):
+        copies.acknowledged(number, snapshot(newest))
+    assert sum(map(len, copies._snapshots.values())) < 100
+    copies.completed(1)
+    copies.completed(1)
+    assert files_of(place) == ["w1-1.pack", "w1-2.pack"]
+
+
 def test_an_object_that_no_snapshot_names_is_dropped_after_two_checkpoints(place, store):
     """A compaction's result enters a later snapshot; if the compaction fails, none."""
     copies = LocalCopies(place)
