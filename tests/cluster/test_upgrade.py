@@ -112,7 +112,9 @@ def finish_exactly(scene):
 
 
 @pytest.mark.parametrize("from_checkpoint", [False, True])
-def test_a_healthy_version_takes_over(stage, shared, from_checkpoint):
+def test_a_healthy_version_takes_over(stage, shared, from_checkpoint, monkeypatch):
+    for name, value in stage.environment.items():
+        monkeypatch.setenv(name, value)
     with begun(stage, 41, cluster=shared) as scene:
         upgrade = Upgrade(scene, from_checkpoint=from_checkpoint).join()
         assert upgrade.error is None, scene.diagnosis()
