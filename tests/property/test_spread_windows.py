@@ -64,7 +64,7 @@ class HalvesOfRows(ps.Aggregator):
         return Halves(seen=0, most=None, text="")
 
     def add(self, value, accumulator):
-        return self.merge(accumulator, Halves(seen=value.half is not None, most=value.half, text=value.text))
+        return self.merge(accumulator, Halves(seen=value.half is not None, most=value.half, text=value.text or ""))
 
     def get_result(self, accumulator: Halves) -> str:
         return f"{accumulator.seen} {accumulator.most} {accumulator.text}"
@@ -117,7 +117,8 @@ def job_of(keyed, window, aggregates, *, late=False):
     orders = env.from_source(DatagenSource(), watermarks=strategy, uid="orders")
     # halves are exact, so that the order of a sum does not matter
     half = pl.when(pl.col("amount") % 5 > 0).then(pl.col("amount") / 2)
-    rows = orders.with_columns(half=half, text=(pl.col("amount") % 7).cast(pl.String))
+    text = pl.when(pl.col("amount") % 7 > 0).then((pl.col("amount") % 7).cast(pl.String))
+    rows = orders.with_columns(half=half, text=text)
     for name, spread in (("whole", 1), ("spread", 5)):
         windows = keyed(rows, spread).window(window)
         out = (windows.late_to("late") if late else windows).aggregate(**aggregates).uid(f"{name}-windows")
@@ -139,6 +140,14 @@ def rows_of(seed, number, users=(1, 1, 1, 1, 2, 3, 4)):
         }
         for _ in range(ROWS)
     ]
+
+
+def push(job, seed, *numbers):
+    """Push these rows in two batches each, after each of which there may be a watermark."""
+    for number in numbers:
+        rows, border = rows_of(seed, number), 1 + (seed + 7 * number) % (ROWS - 1)
+        job.push("orders", rows[:border])
+        job.push("orders", rows[border:])
 
 
 def same(job, *, late=False):
@@ -171,11 +180,9 @@ def test_the_result_is_that_of_the_whole_key(window, key, seed, planned):
     late = bool(seed % 2)
     written = job_of(KEYS[key], WINDOWS[window], AGGREGATES, late=late)
     with JobHarness(written, faults=planned, parallelism=2) as job:
-        for number in range(4):
-            job.push("orders", rows_of(seed, number))
+        push(job, seed, 0, 1, 2, 3)
         same(job, late=late)
-        job.push("orders", rows_of(seed, 9))  # no row for some windows
-        job.push("orders", rows_of(seed, 7))
+        push(job, seed, 9, 7)  # no row for some windows
         job.end()
         assert same(job, late=late) >= late * ROWS // 2
 
@@ -193,8 +200,7 @@ KEPT_EVERY = [
 def test_kept_rows_give_the_result_of_the_whole_key(window, key, seed, planned):
     late = bool(seed % 2)
     with JobHarness(job_of(KEYS[key], WINDOWS[window], KEPT, late=late), faults=planned, parallelism=2) as job:
-        for number in (0, 1, 9, 7):
-            job.push("orders", rows_of(seed, number))
+        push(job, seed, 0, 1, 9, 7)
         same(job, late=late)
         job.end()
         assert same(job, late=late) >= late * ROWS // 2
