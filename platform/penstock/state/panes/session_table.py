@@ -351,7 +351,7 @@ class SessionTable(PaneTable):
         found = super().look_up(keys, hashes, most)
         if found.num_rows or self._cold_sessions is None:
             return found
-        view, slots, _ = self.find(keys, hashes)
+        view, slots, _ = find_key(self, keys, hashes)
         heap = ValueHeap()
         rows = self._cold_sessions.look_up(view, slots, heap)
         if rows is None:
@@ -400,10 +400,6 @@ class SessionTable(PaneTable):
     def index(self) -> KeyIndex:
         """The keys in memory; replaced when slots are renumbered."""
         return self._hot.index
-
-    def find(self, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
-        """Return the single key as a slot of a view, and whether it is in memory; changes no state."""
-        return find_key(self._hot.index, self.remote, keys, hashes)
 
     def settle_load(self) -> None:
         """Do nothing: timers are not loaded in a restore, but when they are due."""

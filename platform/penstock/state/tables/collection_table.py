@@ -19,7 +19,7 @@ from penstock.state.log.ttl import EntryStamps
 from penstock.state.memory.slot_arrays import with_room
 from penstock.state.spill.cold_records import KeyRows
 from penstock.state.tables.changes import ChangeLog
-from penstock.state.tables.key_space import live_rows
+from penstock.state.tables.key_space import find_key, live_rows
 from penstock.state.tables.value_table import plain_values
 
 if TYPE_CHECKING:
@@ -122,9 +122,9 @@ class CollectionTable:
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the first `most` live elements or entries of one key; see `state.store.StateTable`."""
-        view, slots, in_memory = self._state.find(keys, hashes)
+        view, slots, in_memory = find_key(self._state, keys, hashes)
         rows = self.rows_at(slots, most) if in_memory else self._state.evicted_rows(view, slots, self._number)
-        return live_rows(self.spec, (view, slots), rows, self.source.deadline, most)
+        return live_rows(self.source, (view, slots), rows, most)
 
     def counts(self) -> KeyCounts:
         """Return how many elements or entries every key has."""

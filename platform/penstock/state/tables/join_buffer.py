@@ -19,6 +19,7 @@ from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW, keyed_batch, rows_of
 from penstock.state.spill import join_runs
 from penstock.state.spill.join_runs import Run, RunKeys, in_order
+from penstock.state.tables.key_space import find_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -241,7 +242,7 @@ class JoinBuffer:
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the first `most` rows of one key, in order of time; see `state.store.StateTable`."""
-        view, slots, in_memory = self._state.find(keys, hashes)
+        view, slots, in_memory = find_key(self._state, keys, hashes)
         if self._remote is not None:
             self._remote.owner.fetcher.ensure(hashes)
         found = []

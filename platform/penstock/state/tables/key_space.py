@@ -31,9 +31,6 @@ class KeySpace(Protocol):
     def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
         """Return the slot of every row, created if the key is new; the next call reuses the array."""
 
-    def find(self, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
-        """Return the single key as a slot of a view, and whether it is in memory; changes no state."""
-
     def settle_load(self) -> None:
         """Count memory after a part of a restore; slots may be renumbered by this call."""
 
@@ -62,8 +59,9 @@ class RowSpace(KeySpace, Protocol):
         """Check evicted keys, one per so many of `limit`, and remove rows that expired."""
 
 
-def find_key(index: KeyIndex, remote: RemoteKeys | None, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
+def find_key(state: KeySpace, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
     """Return a single key as a slot of a view, and whether it is in memory; a remote key is fetched, not loaded."""
+    index, remote = state.index, state.remote
     found = index.find(keys, hashes)
     if len(found):
         return index.view(), found, True
@@ -74,15 +72,14 @@ def find_key(index: KeyIndex, remote: RemoteKeys | None, keys: KeyColumns, hashe
     return lookup_index.view(), slots, False
 
 
-def live_rows(
-    spec: RowSpec, key: tuple[KeyView, I32], rows: KeyRows | None, deadline: int | None, most: int
-) -> pa.Table:
-    """Return the first `most` rows of a single key, last accessed after `deadline`, as columns of a segment."""
+def live_rows(source: FrozenSource[RowSpec], key: tuple[KeyView, I32], rows: KeyRows | None, most: int) -> pa.Table:
+    """Return the first `most` rows of a single key that have not expired as columns of a segment."""
+    spec = source.spec
     if rows is None or not rows.counts.any():
         return spec.segment_schema.empty_table()
     found = pa.table(rows.columns, names=list(spec.row_names))
-    if deadline is not None:
-        found = found.filter(pc.field(LAST_ACCESS) > deadline)
+    if source.deadline is not None:
+        found = found.filter(pc.field(LAST_ACCESS) > source.deadline)
     found = found.slice(0, most)
     view, slots = key
     owners = pa.array(np.zeros(found.num_rows, np.int64))

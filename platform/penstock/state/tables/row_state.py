@@ -24,7 +24,6 @@ from penstock.state.memory.slot_arrays import with_room
 from penstock.state.spill.cold_records import slot_batches
 from penstock.state.tables.collection_table import CollectionTable
 from penstock.state.tables.join_buffer import JoinBuffer
-from penstock.state.tables.key_space import find_key
 from penstock.state.tables.timer_table import TimerTable
 from penstock.state.tables.value_table import ValueTable
 
@@ -220,10 +219,6 @@ class RowState:
     def most_keys(self, most: int) -> int:
         """Return how many keys, at most `most`, may enter memory before the next `settle`."""
         return self._policy.most_incoming(most)
-
-    def find(self, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
-        """Return the single key as a slot of a view, and whether it is in memory; changes no state."""
-        return find_key(self.index, self.remote, keys, hashes)
 
     def distinct(self, slots: I32) -> tuple[I32, I32]:
         """Return each row's number among the distinct slots, and these slots, in order of first appearance."""

@@ -14,6 +14,7 @@ from penstock.state.log.segment_columns import DELETED, NAMESPACE, keyed_batch, 
 from penstock.state.remote.remote_timers import RemoteTimers
 from penstock.state.spill.cold_records import ColdTimers
 from penstock.state.tables.changes import ChangeLog
+from penstock.state.tables.key_space import find_key
 
 if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32, I64
@@ -104,7 +105,7 @@ class TimerTable:
         Raises:
             UsageError: too many timers of other evicted keys are before them.
         """
-        view, slots, here = self._state.find(keys, hashes)
+        view, slots, here = find_key(self._state, keys, hashes)
         times = set[int]() if self._cold is None else set(self._cold.look_up(view, slots, most))
         if self._remote is not None and len(times) < most:
             times |= self._remote_times(keys, hashes)

@@ -21,7 +21,7 @@ from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.segment_columns import DELETED, keyed_batch, segment_table
 from penstock.state.memory.slot_arrays import with_room
 from penstock.state.spill.cold_records import KeyRows
-from penstock.state.tables.key_space import live_rows
+from penstock.state.tables.key_space import find_key, live_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -147,9 +147,9 @@ class ValueTable:
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the live value of one key, if it has one; see `state.store.StateTable`."""
-        view, slots, in_memory = self._state.find(keys, hashes)
+        view, slots, in_memory = find_key(self._state, keys, hashes)
         rows = self.rows_at(slots, most) if in_memory else self._state.evicted_rows(view, slots, self._number)
-        return live_rows(self.spec, (view, slots), rows, self.source.deadline, most)
+        return live_rows(self.source, (view, slots), rows, most)
 
     def counts(self) -> KeyCounts:
         """Return which keys have a value."""
