@@ -45,6 +45,10 @@ class Evolution:
     changes: tuple[str, ...]
 
 
+#: Of a state that no snapshot has.
+UNSAVED = Evolution((), 0, (), ())
+
+
 def evolve(saved: pa.Schema, wanted: pa.Schema) -> Evolution:
     """Return how rows of `saved` become rows of `wanted`, both the columns of a state's files.
 

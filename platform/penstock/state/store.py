@@ -332,7 +332,7 @@ def fitted(snapshot: KeyedStateSnapshot, spec: SpecT) -> SpecT:
         except StateMismatchError as error:
             msg = f"state {snapshot.state!r} of {snapshot.uid}: {error.message}"
             raise StateMismatchError(msg, hint=error.hint or "give the operator a new uid") from error
-        return dataclasses.replace(spec, ids=found.ids, last_id=found.last_id, carried=found.carried)
+        return dataclasses.replace(spec, evolution=found)
     if saved.names != wanted.names or saved.types != wanted.types:
         ours = ", ".join(f"{f.name} {f.type}" for f in wanted)
         theirs = ", ".join(f"{f.name} {f.type}" for f in saved)

@@ -89,9 +89,8 @@ def test_what_does_not_hold_every_value_is_no_widening(pair):
 
 
 def fitted(spec, saved):
-    found = evolve(saved, spec.segment_schema)
-    ids, last, carried = found.ids, found.last_id, found.carried
-    return RowSpec(spec.key_schema, spec.values, evolves=True, ids=ids, last_id=last, carried=carried).segment_schema
+    evolution = evolve(saved, spec.segment_schema)
+    return RowSpec(spec.key_schema, spec.values, evolves=True, evolution=evolution).segment_schema
 
 
 def test_a_name_that_comes_back_does_not_bring_the_old_values_back():

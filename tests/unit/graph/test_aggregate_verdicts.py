@@ -118,7 +118,7 @@ def test_what_began_late_is_not_divided_by_all_rows():
     """Three versions: a count, a sum beside it, then a mean, which would divide a late sum by the count of all rows."""
     first, second = spec(COUNT), BASE
     found = evolve_state(first.segment_schema, second.segment_schema)
-    second = dataclasses.replace(second, ids=found.ids, last_id=found.last_id, carried=found.carried)
+    second = dataclasses.replace(second, evolution=found)
     assert verdict(second, spec(COUNT, ("sum", "x")))[0] == "same"
     blocked, reason = verdict(second, spec(COUNT, ("mean", "x")))
     assert (blocked, "do not cover all rows" in reason) == ("blocked", True)
@@ -129,7 +129,7 @@ def test_a_column_that_comes_back_begins_anew():
     schemas = [BASE.segment_schema]
     for after in (spec(COUNT), BASE):
         found = evolve_state(schemas[-1], after.segment_schema)
-        made = dataclasses.replace(after, ids=found.ids, last_id=found.last_id, carried=found.carried)
+        made = dataclasses.replace(after, evolution=found)
         schemas.append(made.segment_schema)
     ids = [int(schema.field("sum_x").metadata[b"id"]) for schema in (schemas[0], schemas[2])]
     assert ids[0] < ids[1]

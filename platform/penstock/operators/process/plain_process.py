@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.core.errors import StateMismatchError, did_you_mean
-from penstock.core.evolution import MODE, Evolution, conform_table, evolve, value_columns
+from penstock.core.evolution import MODE, UNSAVED, Evolution, conform_table, evolve, value_columns
 from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.functions.operator_lists import OperatorElements, OperatorListState, UnionState
@@ -85,10 +85,9 @@ def _counted(kind: pa.DataType) -> bool:
 MODES = {"operator_list": "list", "union": "union"}
 
 
-def saved_schema(values: pa.Schema, kind: str, evolution: Evolution | None = None) -> pa.Schema:
+def saved_schema(values: pa.Schema, kind: str, evolution: Evolution = UNSAVED) -> pa.Schema:
     """Return the schema of a state's elements in a snapshot; `evolution` preserves their field ids."""
-    ids, last, carried = ((), 0, ()) if evolution is None else (evolution.ids, evolution.last_id, evolution.carried)
-    spec = RowSpec(pa.schema([]), tuple(values), evolves=True, ids=ids, last_id=last, carried=carried)
+    spec = RowSpec(pa.schema([]), tuple(values), evolves=True, evolution=evolution)
     columns = value_columns(spec.segment_schema)
     return columns.with_metadata({**(columns.metadata or {}), MODE: MODES[kind].encode()})
 

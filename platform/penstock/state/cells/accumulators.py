@@ -21,7 +21,9 @@ from penstock.core.evolution import (
     FIRST_VALUE_ID,
     LAST_ID,
     NULL,
+    UNSAVED,
     AggregatePart,
+    Evolution,
     aggregates_metadata,
     default_text,
 )
@@ -144,10 +146,8 @@ class PaneTableSpec:
     evolves: bool = False
     parts: tuple[AggregatePart, ...] = ()
     window: str = ""
-    #: As in `RowSpec`: field ids from a snapshot, the highest id ever assigned, further column metadata.
-    ids: tuple[int, ...] = ()
-    last_id: int = 0
-    carried: tuple[dict[bytes, bytes], ...] = ()
+    #: What the columns of accumulators take over from a snapshot.
+    evolution: Evolution = UNSAVED
 
     @cached_property
     def words(self) -> tuple[int, ...]:
@@ -229,8 +229,8 @@ class PaneTableSpec:
     def segment_schema(self) -> pa.Schema:
         """The columns of this state's Parquet files; field ids are in the metadata `id` and in Parquet's own."""
         columns = self.value_columns[: self.width - self.expires]
-        ids = self.ids or range(FIRST_VALUE_ID, FIRST_VALUE_ID + len(columns))
-        carried = self.carried or ({},) * len(columns)
+        ids = self.evolution.ids or range(FIRST_VALUE_ID, FIRST_VALUE_ID + len(columns))
+        carried = self.evolution.carried or ({},) * len(columns)
         values = []
         for word, ((name, dtype), number, more) in enumerate(zip(columns, ids, carried, strict=True)):
             kind = self.value_words.get(word) or pa.type_for_alias(dtype)
@@ -238,7 +238,7 @@ class PaneTableSpec:
             values.append(segment_field(name, kind, number, nullable=dtype == "value", more=said))
         if self.expires:
             values.append(segment_field(LAST_ACCESS, pa.int64(), 6))
-        last = str(max([self.last_id, *ids])).encode()
+        last = str(max([self.evolution.last_id, *ids])).encode()
         metadata = {**aggregates_metadata(self.parts, self.window), LAST_ID: last} if self.evolves else None
         return state_schema(self.key_schema, values, metadata)
 

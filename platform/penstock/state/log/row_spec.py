@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.evolution import EVOLVES, FIRST_VALUE_ID, LAST_ID, MIGRATES, MIGRATES_BY, NULL, WINDOW, field_id
+from penstock.core.evolution import (
+    EVOLVES,
+    FIRST_VALUE_ID,
+    LAST_ID,
+    MIGRATES,
+    MIGRATES_BY,
+    NULL,
+    UNSAVED,
+    WINDOW,
+    Evolution,
+    field_id,
+)
 from penstock.core.schema import schema_to_text
 from penstock.state.log.segment_columns import (
     FIRST_ENTRY,
@@ -86,11 +97,8 @@ class RowSpec:
     ttl: bool = False
     #: Whether the value columns may differ from the saved ones (`core.evolution`).
     evolves: bool = False
-    #: Field ids of the values that a snapshot already has, and the highest id ever assigned.
-    ids: tuple[int, ...] = ()
-    last_id: int = 0
-    #: Further metadata of each value column, copied from that snapshot.
-    carried: tuple[dict[bytes, bytes], ...] = ()
+    #: What the value columns take over from a snapshot.
+    evolution: Evolution = UNSAVED
     #: User-defined migration from an older version's columns, where schema evolution does not apply.
     migration: Migration | None = None
     #: The window definition, for state of a window operator.
@@ -121,8 +129,8 @@ class RowSpec:
     @cached_property
     def segment_schema(self) -> pa.Schema:
         """The columns of this state's Parquet files; field ids are in the metadata `id` and in Parquet's own."""
-        ids = self.ids or range(FIRST_VALUE_ID, FIRST_VALUE_ID + len(self.values))
-        carried = self.carried or ({},) * len(self.values)
+        ids = self.evolution.ids or range(FIRST_VALUE_ID, FIRST_VALUE_ID + len(self.values))
+        carried = self.evolution.carried or ({},) * len(self.values)
         values = [
             segment_field(name, f.type, number, nullable=True, more={**self._evolution_metadata(f), **more})
             for name, f, number, more in zip(self.value_names, self.values, ids, carried, strict=True)
@@ -130,7 +138,7 @@ class RowSpec:
         entries = [segment_field(f.name, f.type, FIRST_ENTRY + i, nullable=True) for i, f in enumerate(self.entries)]
         access = [segment_field(LAST_ACCESS, pa.int64(), 6, nullable=True)] if self.ttl else []
         number = [] if self.join is None else [segment_field(ROW, pa.int64(), 5, nullable=True)]
-        last = max([self.last_id, *ids], default=0)
+        last = max([self.evolution.last_id, *ids], default=0)
         said = {**({WINDOW: self.window.encode()} if self.window else {}), **dict(self.join or ())}
         metadata = {EVOLVES: b"1", LAST_ID: str(last).encode()} if self.evolves else said or None
         return state_schema(self.key_schema, [*number, *entries, *values, *access], metadata)
