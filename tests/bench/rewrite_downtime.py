@@ -1,7 +1,8 @@
 """How long output stands still when a job with much state is changed: `python -m tests.bench.rewrite_downtime`.
 
 A running aggregate of generated orders begins with a table of --keys users, on a local cluster. It writes down when its
-rows come out. Measured is the longest time without one, around each way of changing the job.
+rows come out. Measured is the longest time without one, around each way of changing the job, and the longest between
+two completed checkpoints, which publish output; both beside those of the same job before the change.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -52,8 +54,8 @@ def seen(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 env = ps.Environment(
-    parallelism={parallelism}, checkpoint_interval="2s", checkpoint_root={root!r}, key_groups={groups},
-    managed_memory="2GB",
+    parallelism={parallelism}, checkpoint_interval={interval!r}, checkpoint_root={root!r}, key_groups={groups},
+    managed_memory={memory!r}, state_backend={backend!r},
 )
 orders = env.from_source(DatagenSource(users={users}, rows_per_second=5000), uid="orders")
 totals = {keyed}.aggregate(n=ps.count(), total=ps.sum("amount")).uid("totals")
@@ -69,8 +71,8 @@ REKEY = ["--uid", "totals", "--key", "user=CAST(user_id AS VARCHAR)"]
 class Scene:
     """A cluster, and the state that every job begins with."""
 
-    def __init__(self, top, options, slots=3):
-        self.top, self.keys = Path(top), options.keys
+    def __init__(self, top, options, slots):
+        self.top, self.keys, self.options = Path(top), options.keys, options
         self.spark = ["--engine", "spark", "--master", f"local[{options.cores}]"] if options.spark else []
         self.cluster = LocalCluster(
             LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=slots, directory=self.top / "cluster")
@@ -84,7 +86,8 @@ class Scene:
     def graph(self, name, **changes):
         values = {
             "name": name, "root": str(self.top / "root"), "users": self.keys, "parallelism": 2, "groups": 1024,
-            "keyed": BY_NUMBER, "seen": str(self.top / f"{name}.seen"),
+            "keyed": BY_NUMBER, "seen": str(self.top / f"{name}.seen"), "interval": self.options.interval,
+            "memory": self.options.memory, "backend": self.options.backend,
         }  # fmt: skip
         path = self.top / "job.py"
         path.write_text(JOB.format(**{**values, **changes}))
@@ -112,15 +115,53 @@ class Scene:
         wait_until(lambda: any(at > since + AFTER_S for at in self.marks(name)), "output", seconds=LIMIT_S, step=0.2)
 
 
+class Published:
+    """The times at which a job's checkpoints were completed, seen every 10 ms."""
+
+    def __init__(self, folder):
+        self.folder, self.times, self._newest = folder, [], -1
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self):
+        while not self._ended.wait(0.01):
+            newest = max((int(path.stem) for path in self.folder.glob("manifests/*.json")), default=-1)
+            if newest != self._newest:
+                self._newest = newest
+                self.times.append(time.time())
+
+
+def longest(times, since, until=float("inf")):
+    """Return the longest time between two of these that ends after `since`, in seconds."""
+    pairs = itertools.pairwise(sorted(times))
+    return round(max((later - earlier for earlier, later in pairs if since < later <= until), default=0.0), 2)
+
+
 def told(**line):
     """Print one line of JSON."""
     print(json.dumps(line), flush=True)
 
 
-def in_place(scene, job):
-    """Use `penstock rescale`."""
-    job.rescale(3)
-    return job
+def in_place(*parallelisms):
+    """Use `penstock rescale`, to each of these in turn."""
+
+    def way(scene, job):
+        for number in parallelisms:
+            began = time.time()
+            job.rescale(number)
+            told(way=job.name, to=number, running_s=round(time.time() - began, 2))
+            scene.wait_for_output(job.name, time.time())
+        return job
+
+    return way
 
 
 def upgraded(**options):
@@ -160,7 +201,8 @@ def rewritten(command, changes, *, prepared):
 
 
 WAYS = {
-    "rescale": in_place,
+    "rescale": in_place(3),
+    "rescale-and-back": in_place(4, 2),
     "upgrade-from-checkpoint": upgraded(from_checkpoint=True),
     "upgrade-with-savepoint": upgraded(native=False),
     "upgrade-with-native-savepoint": upgraded(native=True),
@@ -176,12 +218,17 @@ def measure(scene, name):
     job = scene.submit(scene.graph(name), scene.began, claim=False)
     completed = lambda: job.client.summary(job.job_id).get("checkpoints-completed", 0)
     wait_until(lambda: completed() >= 3, "three checkpoints", seconds=LIMIT_S, step=0.2)
-    began = time.time()
-    job = WAYS[name](scene, job)
-    scene.wait_for_output(name, time.time())
-    marks = [at for at in scene.marks(name) if at > began - 1.0]
-    gap = max(later - earlier for earlier, later in itertools.pairwise(marks))
-    told(way=name, gap_s=round(gap, 1), load=round(os.getloadavg()[0], 1))
+    with Published(scene.top / "root" / name) as published:
+        since = time.time()
+        scene.wait_for_output(name, since + scene.options.steady)
+        began = time.time()
+        job = WAYS[name](scene, job)
+        scene.wait_for_output(name, time.time() + scene.options.steady)
+    marks = scene.marks(name)
+    figures = {"gap_s": marks, "published_gap_s": published.times}
+    before = {f"steady_{what}": longest(times, since, began) for what, times in figures.items()}
+    after = {what: longest(times, began) for what, times in figures.items()}
+    told(way=name, **after, **before, load=round(os.getloadavg()[0], 1))
     job.cancel()
     job.wait()
 
@@ -194,9 +241,13 @@ def main():
     parser.add_argument("--spark", action="store_true", help="rewrite whole states on Spark")
     parser.add_argument("--only", nargs="*", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--backend", default="hashmap")
+    parser.add_argument("--memory", default="1GB")
+    parser.add_argument("--interval", default="2s")
+    parser.add_argument("--steady", type=float, default=5.0, help="seconds of output before and after the change")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as top:
-        scene = Scene(top, options)
+        scene = Scene(top, options, slots=4)
         try:
             told(state_mb=state_bytes(open_snapshot(scene.began)) >> 20, spark=options.spark)
             for name in options.only:
