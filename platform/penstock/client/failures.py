@@ -202,7 +202,7 @@ def _see(handle: JobHandle, summary: dict[str, Any]) -> str:
     """Return the command that shows the job, as the end of a line; empty if it ended with its cluster."""
     if handle.embedded and summary["state"] in TERMINAL:
         return ""
-    return f"; {'while it runs, ' if handle.embedded else 'see '}`{handle.command('show')}`"
+    return f"; see `{handle.command('show')}`{' while it runs' if handle.embedded else ''}"
 
 
 def _version_and_error(entry: dict[str, Any]) -> tuple[bool, str]:

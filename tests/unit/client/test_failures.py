@@ -209,7 +209,8 @@ def test_what_follows_a_failure_is_told_by_the_state(job, state, after):
 
 
 @pytest.mark.parametrize(
-    ("state", "way"), [("RUNNING", "it runs again; while it runs, `penstock show orders`)"), ("FAILED", "has failed)")]
+    ("state", "way"),
+    [("RUNNING", "it runs again; see `penstock show orders` while it runs)"), ("FAILED", "has failed)")],
 )
 def test_no_command_is_named_for_a_job_that_ended_with_its_cluster(job, state, way):
     job.embedded = True
