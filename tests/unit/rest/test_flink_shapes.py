@@ -111,6 +111,18 @@ def test_the_memory_of_a_taskmanager_is_given_in_parts_and_that_of_slots_in_mebi
     assert shown["totalResource"]["managedMemory"] == 400
 
 
+def test_the_used_memory_of_a_taskmanager_is_that_of_its_workers():
+    (worker,) = MANAGER.workers
+    used = {"managedMemoryUsed": 7.0, "networkMemoryUsed": 5.0}
+    workers = tuple(msgspec.structs.replace(worker, worker_id=name, metrics=used) for name in "ab")
+    view = msgspec.structs.replace(MANAGER, workers=workers)
+    shown, values = flink_cluster.taskmanager_detail(view)["metrics"], flink_cluster.taskmanager_values(view)
+    parts = {"Total": 96 << 20, "Used": 10, "Available": (96 << 20) - 10}
+    assert {part: shown[f"nettyShuffleMemory{part}"] for part in parts} == parts
+    assert {part: values[f"Status.Shuffle.Netty.{part}Memory"] for part in parts} == parts
+    assert values["Status.Flink.Memory.Managed.Used"] == 14
+
+
 @pytest.mark.parametrize("settings", [JobSettings(), JobSettings(checkpoint_interval_ms=5)])
 def test_nothing_is_null(settings):
     detail = msgspec.structs.replace(DETAIL, settings=settings)

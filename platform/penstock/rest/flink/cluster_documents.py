@@ -128,7 +128,7 @@ def taskmanager_detail(view: TaskManagerView) -> Json:
                 for prefix in ("memorySegments", "nettyShuffleMemorySegments")
                 for what in ("Available", "Used", "Total")
             },
-            **{f"nettyShuffleMemory{what}": 0 for what in ("Available", "Used", "Total")},
+            **{f"nettyShuffleMemory{what}": size for what, size in _network_memory(view).items()},
             "garbageCollectors": [
                 {"name": "Python", "count": int(process.get("Status.JVM.GarbageCollector.All.Count", 0)), "time": 0}
             ],
@@ -140,6 +140,7 @@ def taskmanager_values(view: TaskManagerView) -> dict[str, float | str]:
     """Return a TaskManager's metrics for `/taskmanagers/:id/metrics`."""
     workers = sum(worker.memory_bytes for worker in view.workers)
     managed = sum(worker.metrics.get("managedMemoryUsed", 0.0) for worker in view.workers)
+    network = {f"Status.Shuffle.Netty.{what}Memory": size for what, size in _network_memory(view).items()}
     return {
         **view.process,
         "taskSlotsTotal": view.slots,
@@ -148,6 +149,7 @@ def taskmanager_values(view: TaskManagerView) -> dict[str, float | str]:
         "Status.Penstock.Workers.Memory.Used": workers,
         "Status.Flink.Memory.Managed.Used": managed,
         "Status.Flink.Memory.Managed.Total": view.memory.managed_bytes,
+        **network,
     }
 
 
@@ -165,6 +167,13 @@ def scrape_targets(
             labels = {"component": "taskmanager", "id": view.taskmanager_id, "__scheme__": "http"}
             found.append({"targets": [view.metrics_address], "labels": labels})
     return found
+
+
+def _network_memory(view: TaskManagerView) -> dict[str, int]:
+    """Return the bytes of network memory: used are arrived rows that no subtask has taken yet."""
+    total = view.memory.network_bytes
+    used = int(sum(worker.metrics.get("networkMemoryUsed", 0.0) for worker in view.workers))
+    return {"Total": total, "Used": used, "Available": max(0, total - used)}
 
 
 def _fields(settings: ClusterSettings | JobSettings) -> dict[str, Any]:

@@ -192,11 +192,17 @@ class TaskRuntime:
                 for subtask in subtasks
                 if subtask.metrics.latest
             }
+            used = [subtask.metrics.memory_used for subtask in subtasks if not subtask.has_ended]
+            memory = {
+                "managedMemoryUsed": float(sum(managed for managed, _ in used)),
+                "networkMemoryUsed": float(sum(network for _, network in used)),
+            }
             texts = {subtask.metric_name: subtask.metrics.texts for subtask in subtasks if subtask.metrics.texts}
             calls = slow.get(job_id, ())
             if tasks or calls or job_id in self._reported_slow:
+                values = {**worker, **memory}
                 found.append(
-                    WorkerMetrics(worker_id=own, job_id=job_id, tasks=tasks, texts=texts, worker=worker, slow=calls)
+                    WorkerMetrics(worker_id=own, job_id=job_id, tasks=tasks, texts=texts, worker=values, slow=calls)
                 )
         self._reported_slow = set(slow)
         return found

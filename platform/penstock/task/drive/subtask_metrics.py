@@ -56,6 +56,11 @@ class SubtaskMetrics:
         #: Texts of the operators, published with `latest`.
         self.texts: dict[str, str] = {}
 
+    @property
+    def memory_used(self) -> tuple[int, int]:
+        """The bytes of managed memory, and of arrived rows that were not taken yet; from any thread."""
+        return self._memory.used_bytes, 0 if self._gate is None else self._gate.bytes_queued
+
     def enter(self, state: str) -> None:
         """Attribute the time from now on to this state."""
         self._times.enter(state)

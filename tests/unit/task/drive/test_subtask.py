@@ -500,3 +500,17 @@ def test_rates_of_a_subtask_that_publishes_nothing_are_those_of_its_present_stat
     assert stale["idleTimeMsPerSecond"] == 1_000
     assert stale["numRecordsIn"] == 100
     assert stale.keys() == metrics.latest.keys()
+
+
+def test_rows_that_wait_for_a_barrier_are_the_used_network_memory_of_the_worker(world, batch_of):
+    w = running(world, sources=2)
+    w.subtasks("source")[0].trigger(1, BarrierKind.CHECKPOINT)
+    w.sources[0].script.append(batch_of(1))
+    w.settle()
+    w.clock.advance(1500)
+    w.settle()
+    used = lambda: w.runtime("sink").metrics({"processCpuMs": 1.0})[0].worker
+    assert used()["networkMemoryUsed"] > 0
+    w.abort(1)
+    w.settle()
+    assert used() == {"processCpuMs": 1.0, "managedMemoryUsed": 0.0, "networkMemoryUsed": 0.0}
