@@ -622,9 +622,9 @@ MISTAKES = {
         "has no attribute 'allowed_lateness'",
         r"use \.window\(\.\.\.\)\.allowed_lateness\('5s'\)",
     ),
-    "spread keys with a late output": (
-        'timed.key_by("merchant", spread=4).window(ps.Tumbling("1m")).late_to("late").aggregate(n=ps.count())',
-        r"key_by\(spread=4\) does not support side outputs of late rows",
+    "spread keys with a lateness": (
+        'timed.key_by("merchant", spread=4).window(ps.Tumbling("1m")).allowed_lateness("5s").aggregate(n=ps.count())',
+        r"key_by\(spread=4\) does not support allowed lateness",
         "leave it out, or spread= of key_by",
     ),
     "an argument of a class misspelt": (
