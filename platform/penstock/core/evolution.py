@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.core.errors import StateMismatchError
-from penstock.core.schema import rows_to_text
 from penstock.core.structs import prepare
 
 if TYPE_CHECKING:
@@ -160,6 +159,8 @@ def default_text(value: Any, data_type: pa.DataType) -> bytes:
         pyarrow.ArrowException: it is not of the type.
     """
     import pyarrow as pa
+
+    from penstock.core.schema import rows_to_text  # it imports pydantic, which a JobManager does without
 
     return rows_to_text(pa.record_batch([pa.array([value], data_type)], ["default"])).encode()
 
