@@ -95,7 +95,7 @@ def _cluster_of(cluster: str | None) -> tuple[str, ClientAccess]:
 
 
 def find_job(client: RestClient, job: str) -> dict[str, Any]:
-    """Return the overview of a job by id, unique id prefix, or name (the newest one).
+    """Return the overview of a job by id, unique id prefix, or name (one that has not ended first, then the newest).
 
     Raises:
         NotFoundError: no job matches. UsageError: several do.
@@ -103,7 +103,7 @@ def find_job(client: RestClient, job: str) -> dict[str, Any]:
     jobs = client.jobs()
     named = [j for j in jobs if j["name"] == job]
     if named:
-        return max(named, key=lambda j: int(j["start-time"]))
+        return max(named, key=lambda j: (j["state"] not in TERMINAL, int(j["start-time"])))
     found = [j for j in jobs if j["jid"].startswith(job)]
     if len(found) == 1:
         return found[0]

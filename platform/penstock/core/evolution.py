@@ -214,7 +214,9 @@ def _added(field: pa.Field) -> str:
     if _text(field, NULL) is not None:
         return f"adds {field.name} = None"
     msg = f"{field.name} ({field.type}) was added without a default, and it cannot be None"
-    raise StateMismatchError(msg, hint=f"give it one: {field.name}: ... = 0, or write `| None`")
+    kind = str(field.type)
+    example = {"bool": "False", "binary": 'b""', "large_binary": 'b""'}.get(kind, '""' if "string" in kind else "0")
+    raise StateMismatchError(msg, hint=f"give it one: {field.name}: ... = {example}, or write `| None`")
 
 
 def _changed(before: pa.Field, field: pa.Field) -> list[str]:

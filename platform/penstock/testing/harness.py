@@ -432,8 +432,9 @@ def _us(time: Time) -> int:
     if isinstance(time, int):
         return time * 1000
     try:
-        moment = dt.datetime.fromisoformat(time) if isinstance(time, str) else time
-    except ValueError as error:
-        raise UsageError(f"{time!r} is not a time", hint="write for example '2026-01-01T00:00:10'") from error
+        moment = time if isinstance(time, dt.datetime) else dt.datetime.fromisoformat(time)
+    except (ValueError, TypeError) as error:
+        hint = "write for example '2026-01-01T00:00:10', or whole milliseconds since 1970"
+        raise UsageError(f"{time!r} is not a time", hint=hint) from error
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
     return (moment - _EPOCH) // dt.timedelta(microseconds=1)

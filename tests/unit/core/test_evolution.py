@@ -1,5 +1,6 @@
 """Every change of a value's columns with its verdict, as docs/how-to/evolve-state.md lists them, and its rows."""
 
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -79,6 +80,12 @@ def test_what_is_blocked(change):
     saved, wanted, error = BLOCKED[change]
     with pytest.raises(StateMismatchError, match=error):
         evolve(as_schema(saved), schema(*wanted))
+
+
+@pytest.mark.parametrize(("kind", "example"), [("string", '""'), ("bool", "False"), ("float64", "0"), ("int64", "0")])
+def test_the_example_of_a_default_has_the_type_of_the_field(kind, example):
+    with pytest.raises(StateMismatchError, match=re.escape(f"give it one: b: ... = {example}, or")):
+        evolve(schema(A), schema(A, field("b", pa.type_for_alias(kind))))
 
 
 @pytest.mark.parametrize("pair", ["int64 float64", "float64 float32", "int64 string", "uint64 int64", "string binary"])

@@ -244,6 +244,7 @@ def test_rows_of_a_collection_are_read_at_once():
         (lambda job: job.late_rows("total"), r"no operator 'total' \(there are: orders, totals, result\)"),
         (lambda job: job.state("totals", "window"), "'totals' has no state 'window' .did you mean 'windows'"),
         (lambda job: job.watermark("orders", "soon"), "'soon' is not a time"),
+        (lambda job: job.watermark("orders", 5.0), "5.0 is not a time .*whole milliseconds"),
         (lambda job: job.advance("soon"), "advance"),
     ],
 )
