@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN, Batch, Watermark
 from penstock.core.errors import GraphError
+from penstock.core.schema import rows_to_text
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.eventtime.watermarks import initial_watermark
 from penstock.kernels.keys.key_columns import fixed_column
@@ -119,7 +120,7 @@ class WindowTopOperator(Operator):
         items: list[Any] = [{"watermark": self._watermark}]
         for start, best in self._windows.items():
             self._prune(best)
-            items += [{"start": start, "rows": _encoded(piece)} for piece in best.pieces]
+            items += [{"start": start, "rows": rows_to_text(piece)} for piece in best.pieces]
         uid = self._context.spec.uid
         return OperatorSnapshot(
             operator=(OperatorStateSnapshot(uid=uid, name=_STATE, mode="union", items=tuple(items)),)
@@ -225,13 +226,6 @@ def _at(places: _Places, chosen: I64) -> I64:
 
 def _joined(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-
-
-def _encoded(rows: pa.RecordBatch) -> str:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_batch(rows)
-    return base64.b64encode(sink.getvalue()).decode()
 
 
 def _decoded(text: str) -> pa.RecordBatch:
