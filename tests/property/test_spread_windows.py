@@ -164,16 +164,20 @@ def same(job, *, late=False):
     return len(found)
 
 
-#: Each window and each form of a key once; the others in a nightly run.
+def combinations(gate):
+    """Return each window with each form of a key; those that are not in `gate` run nightly."""
+    return [
+        pytest.param(window, key, marks=() if (window, key) in gate else pytest.mark.nightly)
+        for window in WINDOWS
+        for key in KEYS
+    ]
+
+
+#: Each window and each form of a key once.
 PAIRS = [("tumbling", "column"), ("sliding", "columns"), ("cumulative", "function"), ("gaps", "column")]
-EVERY = [
-    pytest.param(window, key, marks=() if (window, key) in PAIRS else pytest.mark.nightly)
-    for window in WINDOWS
-    for key in KEYS
-]
 
 
-@pytest.mark.parametrize(("window", "key"), EVERY)
+@pytest.mark.parametrize(("window", "key"), combinations(PAIRS))
 @examples(40)
 @given(st.integers(0, 1 << 32), faults(max_parallelism=3))
 def test_the_result_is_that_of_the_whole_key(window, key, seed, planned):
@@ -187,14 +191,7 @@ def test_the_result_is_that_of_the_whole_key(window, key, seed, planned):
         assert same(job, late=late) >= late * ROWS // 2
 
 
-KEPT_EVERY = [
-    pytest.param(window, key, marks=() if (window, key) == ("sliding", "columns") else pytest.mark.nightly)
-    for window in WINDOWS
-    for key in KEYS
-]
-
-
-@pytest.mark.parametrize(("window", "key"), KEPT_EVERY)
+@pytest.mark.parametrize(("window", "key"), combinations([("sliding", "columns")]))
 @examples(40)
 @given(st.integers(0, 1 << 32), faults(max_parallelism=3))
 def test_kept_rows_give_the_result_of_the_whole_key(window, key, seed, planned):
