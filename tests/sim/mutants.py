@@ -455,7 +455,7 @@ _LATE_ACKS = {"ack-late": 0.3}
 
 
 def _copies_not_compared(patch: Patch) -> None:
-    """What lies under the name of a file is used: a copy of an older checkpoint too."""
+    """Any copy with the right name is read, also one of an older checkpoint."""
     part = local_copies._part
     patch.setattr(local_copies, "_part", lambda path, ref: part(path, msgspec.structs.replace(ref, checksum="")))
 
