@@ -35,6 +35,8 @@ POINTS: Mapping[str, float] = {
 }
 #: Struck at each copy of checkpoint files that an ended worker leaves.
 COPY_DAMAGED = "copy-damaged"
+#: Struck by the nemesis: a user rescales the running job.
+RESCALE = "rescale"
 #: Struck by the nemesis: kind -> weight.
 STRIKES: Mapping[str, float] = {
     "worker-killed": 4,
@@ -89,6 +91,8 @@ SEEN = (
     "overtaken-rows-restored",
     "copy-read",
     "copy-refused",
+    "state-prepared",
+    "state-advanced",
 )
 
 
@@ -128,6 +132,12 @@ class Swarm:
     def damage_copies(self, chance: random.Random) -> None:
         """Draw how often copies are damaged; apart from the other faults, whose histories stay as they are."""
         self.points[COPY_DAMAGED] = chance.choice([0.0, 0.2, 0.6])
+
+    def rescale(self, chance: random.Random) -> None:
+        """Draw how often the running job is rescaled."""
+        weight = chance.choice([0.0, 1.0, 4.0])
+        if weight:
+            self.strikes_[RESCALE] = weight
 
     def strikes(self, kind: str) -> bool:
         """Whether the fault happens here; counted when it does."""

@@ -348,7 +348,7 @@ class Leader:
         if self.sessions.get(session.manager.name) is not session or worker_id not in self._where:
             return
         decoded = msg.decode_worker_report(report)
-        if isinstance(decoded, msg.TasksReported):
+        if isinstance(decoded, msg.TasksReported) and not decoded.prepared:
             self._told[worker_id] = decoded
         self._count(decoded)
         event = ev.WorkerReported(worker_id, decoded)
@@ -396,6 +396,8 @@ class Leader:
         swarm = self.world.swarm
         if isinstance(report, msg.PendingResolved):
             swarm.seen("published-at-recovery", len(report.published))
+        elif isinstance(report, msg.TasksPrepared) and not report.error:
+            swarm.seen("state-prepared")
         elif isinstance(report, msg.SavepointWritten) and not report.error:
             swarm.seen("savepoint-written")
 

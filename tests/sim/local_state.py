@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 @contextmanager
 def local_state(swarm: Swarm) -> Iterator[Path]:
     """Give a folder for cold state; at the end its stores are closed and it is removed."""
-    opened: list[Any] = []
+    #: By folder, which a later store of the same attempt may use again.
+    opened: dict[Path, Any] = {}
     with folder_in_memory() as folder, pytest.MonkeyPatch.context() as patch:
         _noted(patch, PaneTable, "_evict", lambda _table, _result: swarm.seen("keys-evicted"))
         _noted(patch, FrozenSegment, "spill", lambda rows, _result: swarm.seen("changes-spilled", bool(rows._spilled)))
-        _noted(patch, StateBackend, "_open_store", lambda _places, store: opened.append(store))
+        _noted(patch, StateBackend, "_open_store", lambda _places, store: opened.update({store._folder: store}))
         _noted(patch, RangeFetcher, "ensure_ranges", lambda _rows, _result: swarm.seen("remote-fetch"))
         _noted(patch, LocalCopies, "read", lambda _copies, data: swarm.seen("copy-read", int(data is not None)))
         _noted(patch, LocalCopies, "_refused", lambda _copies, _result: swarm.seen("copy-refused"))
@@ -40,8 +41,8 @@ def local_state(swarm: Swarm) -> Iterator[Path]:
         try:
             yield Path(folder)
         finally:
-            for store in opened:
-                if store._folder.exists():  # else its operator has closed it
+            for place, store in opened.items():
+                if place.exists():  # else its operator has closed it
                     store.close()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.sim.faults import RESCALE
+
 from penstock.jobmanager.messages import events as ev
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ class Nemesis:
             "kafka-down": self._kafka_down,
             "store-down": self._store_down,
             "savepoint": self._savepoint,
+            RESCALE: self._rescale,
         }
 
     def begin(self) -> None:
@@ -160,6 +163,9 @@ class Nemesis:
 
         world.scheduler.at(world.random.uniform(50, 1500), "the store is up", up)
         return True
+
+    def _rescale(self) -> bool:
+        return self._world.rescale_now(self._world.random.randint(1, 3))
 
     def _savepoint(self) -> bool:
         leader = self._world.leader

@@ -24,8 +24,10 @@ def world_of(seed: int) -> World:
     plan.draw_checkpoints(random.Random(f"checkpoints {seed}"))
     plan.draw_scheduler(random.Random(f"scheduler {seed}"))
     plan.draw_copies(random.Random(f"copies {seed}"))
+    plan.draw_preparation(random.Random(f"preparation {seed}"))
     swarm = Swarm.drawn(random.Random(f"faults {seed}"))
     swarm.damage_copies(random.Random(f"damaged copies {seed}"))
+    swarm.rescale(random.Random(f"rescales {seed}"))
     return World(seed, plan, swarm)
 
 

@@ -42,6 +42,7 @@ def generation_of(command: msg.WorkerCommand) -> float:
             | msg.CancelTasks()
             | msg.FinishTasks()
             | msg.AlignWatermarks()
+            | msg.PauseCompaction()
         ):
             return command.generation
     return math.inf
@@ -206,6 +207,8 @@ class Worker:
         self.manager.workers.pop(self.worker_id, None)
         world = self.world
         world.swarm.seen("compaction", sum(subtask._compactor.completed for subtask in self.runtime.subtasks))
+        prepared = [subtask._services.prepared for subtask in self.runtime.subtasks]
+        world.swarm.seen("state-advanced", sum(one.advanced for one in prepared if one is not None))
         world.end_process(self.owner)
         self._leave_copies()
         leave = partial(world.transport.leave, self.worker_id)

@@ -145,6 +145,10 @@ class Plan:
         """Draw how much of the newest checkpoint has copies on the TaskManagers."""
         self.settings["local_recovery_bytes"] = chance.choice([0, 4_000, 8 << 30])
 
+    def draw_preparation(self, chance: random.Random) -> None:
+        """Draw whether the next workers of a rescale load state while the old ones run."""
+        self.settings["rescale_prepare_bytes"] = chance.choice([0, 0, 1, 1 << 40])
+
     def draw_scheduler(self, chance: random.Random) -> None:
         """Draw whether the job's parallelism follows the slots, and how long it waits before that."""
         if chance.random() < 0.4:

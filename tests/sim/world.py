@@ -340,13 +340,18 @@ class World:
 
     def rescale(self, parallelism: int) -> None:
         """The user rescales the running job; asked again when there was nobody to ask."""
+        if not self.rescale_now(parallelism):
+            self.scheduler.at(20, "rescale", lambda: self.rescale(parallelism))
+
+    def rescale_now(self, parallelism: int) -> bool:
+        """The user rescales the job; return whether it runs."""
         run, leader = self.run, self.leader
         if run is None or leader is None or leader.master is None or leader.master.step is not Step.RUNNING:
-            self.scheduler.at(20, "rescale", lambda: self.rescale(parallelism))
-            return
+            return False
         name = self.next_name("rescale")
         request = ev.RescaleRequested(name, name, rescaled(leader.master.graph, parallelism, {}))
         self.scheduler.at(0.1, "rescale", lambda: leader.post(request), owner=leader.owner)
+        return True
 
     def _newest_savepoint(self, run: Run) -> str:
         """The last stop's savepoint that was written to its end."""

@@ -36,6 +36,29 @@ class DeployPeers(Message, frozen=True, kw_only=True):
     table: bytes
 
 
+class PrepareTasks(Message, frozen=True, kw_only=True):
+    """Load the state of these subtasks, which a later `DeployTasks` starts here; answered by TasksPrepared.
+
+    Asked again with a later checkpoint, load what it adds.
+    """
+
+    job_id: str
+    generation: int
+    #: Number of the request.
+    round: int
+    #: `graph.task_deployment.encode_deployment` bytes.
+    tasks: tuple[bytes, ...]
+
+
+class PauseCompaction(Message, frozen=True, kw_only=True):
+    """Merge no segments of the job's state until `paused` is false, so that checkpoints differ by new segments only."""
+
+    job_id: str
+    run_id: str
+    generation: int
+    paused: bool
+
+
 class CancelTasks(Message, frozen=True, kw_only=True):
     """Cancel all subtasks of the job in this worker and report each as CANCELED."""
 
@@ -213,6 +236,8 @@ class LeaseRenewed(Message, frozen=True, kw_only=True):
 WorkerCommand = (
     DeployTasks
     | DeployPeers
+    | PrepareTasks
+    | PauseCompaction
     | CancelTasks
     | TriggerCheckpoint
     | LetBarriersOvertake
@@ -302,6 +327,14 @@ class PendingResolved(Message, frozen=True, kw_only=True):
     error: str = ""
 
 
+class TasksPrepared(Message, frozen=True, kw_only=True):
+    """Answer to PrepareTasks of the same round; an empty `error` means that the state is loaded."""
+
+    job_id: str
+    round: int
+    error: str = ""
+
+
 class SavepointPart(Message, frozen=True, kw_only=True):
     """Answer to WriteSavepoint: the part's manifest, which refers to the written files, or an error."""
 
@@ -378,6 +411,8 @@ class TasksReported(Message, frozen=True, kw_only=True):
     stopping: bool = False
     #: The largest id of a checkpoint that was triggered in the worker; 0 before the first.
     newest_checkpoint: int = 0
+    #: It has loaded state for tasks that are not deployed.
+    prepared: bool = False
     tasks: tuple[RunningTask, ...] = ()
 
 
@@ -410,6 +445,7 @@ WorkerReport = (
     | CheckpointDeclined
     | OutputPublished
     | PendingResolved
+    | TasksPrepared
     | SavepointPart
     | SavepointWritten
     | WorkerMetrics
@@ -547,6 +583,8 @@ class StartWorker(Message, frozen=True, kw_only=True):
     preload: tuple[str, ...] = ()
     #: For display.
     job_name: str = ""
+    #: The slot's worker runs: this one of the same job takes the slot over when that has ended.
+    beside: bool = False
 
 
 class StopWorker(Message, frozen=True, kw_only=True):

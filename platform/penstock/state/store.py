@@ -6,7 +6,7 @@ It also adapts restored columns to the declared ones. Called by the task when it
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 import pyarrow.compute as pc
 
@@ -23,6 +23,7 @@ from penstock.core.schema import schema_from_text
 from penstock.state.cells.accumulators import PaneTableSpec
 from penstock.state.log.compaction import CompactionJob
 from penstock.state.log.frozen import FrozenSource, FrozenTable
+from penstock.state.log.log_delta import LogDelta, log_delta
 from penstock.state.log.row_spec import TIMERS, RowSpec
 from penstock.state.log.segment_columns import DELETED, StateSpec
 from penstock.state.log.segment_file import SegmentFile
@@ -34,6 +35,7 @@ from penstock.state.panes.running_table import RunningTable
 from penstock.state.panes.session_table import SessionTable
 from penstock.state.state_backend import StateBackend
 from penstock.state.tables.collection_table import CollectionTable
+from penstock.state.tables.join_buffer import JoinBuffer
 from penstock.state.tables.row_state import RowState
 from penstock.state.tables.timer_table import TimerTable
 from penstock.state.tables.value_table import ValueTable
@@ -59,6 +61,9 @@ _MAX_OPEN_VIEWS = 64
 
 class StateTable(Protocol):
     """The interface of every state of a store."""
+
+    #: Whether rows of a later checkpoint can be loaded over restored ones, before any others.
+    takes_delta: ClassVar[bool]
 
     @property
     def source(self) -> FrozenSource[StateSpec]:
@@ -98,6 +103,8 @@ class KeyedState:
         self._rows: RowState | None = None
         self._cold = StateBackend(request)
         self._views: dict[int, list[tuple[SegmentLog, LogView]]] = {}
+        #: Tables that were loaded before their operator was opened, until it declares them.
+        self._loaded: dict[str, StateTable] = {}
 
     def pane_table(self, name: str, spec: PaneTableSpec) -> PaneTable:
         """Declare a table and restore it.
@@ -139,6 +146,8 @@ class KeyedState:
             UsageError: the backend's library is not installed.
         """
         request = self._request
+        if self._rows is not None and self._loaded:
+            return self._rows
         if self._rows is not None:
             raise GraphError(f"the row state of {request.uid} is declared twice", hint="declare it once, in open")
         keys = self._cold.keys() if evictable else (None, None)
@@ -163,6 +172,59 @@ class KeyedState:
             name: spec.declared_schema if isinstance(spec, RowSpec) else spec.segment_schema
             for name, spec in specs.items()
         }
+
+    def advance(self, snapshots: tuple[KeyedStateSnapshot, ...]) -> bool:
+        """Load what a later checkpoint adds to the restored tables, which another operator of the same kind declares.
+
+        Call it before any row was processed. False: the state has to be restored as a whole, and this one closed.
+
+        Raises:
+            PenstockError: as the declarations.
+        """
+        deltas = {name: self._delta(name, table, snapshots) for name, table in self._tables.items()}
+        if any(delta is None for delta in deltas.values()):
+            return False
+        self._request = dataclasses.replace(self._request, snapshots=snapshots)
+        for name, table in self._tables.items():
+            delta, log = deltas[name], table.source.log
+            assert delta is not None  # noqa: S101 - looked at above
+            if delta.hidden_to is not None and isinstance(table, PaneTable):
+                table.drop_below(delta.hidden_to + 1)
+            elif delta.hidden_to is not None and isinstance(table, JoinBuffer):
+                table.clean(delta.hidden_to)
+            log.restore(*_segments_of(self._saved(name)))
+            added = set(delta.segments)
+            segments = [e.segment for e in log.entries if e.segment is not None and e.segment in added]
+            if isinstance(table, CollectionTable):
+                self._change(table, segments)
+            else:
+                self._restore(table, segments, log.tombstones, None)
+        self._loaded = dict(self._tables)
+        return True
+
+    def _change(self, table: CollectionTable, segments: list[Segment]) -> None:
+        """Apply the changes in segments, each key's at once."""
+        request, schema = self._request, table.source.spec.segment_schema
+        files = [SegmentFile(segment, request.read, request.limits) for segment in segments]
+        for merged in merge_segments(files, (), schema, within=request.hash_range, keep_deleted=True):
+            for rows in slices_of_keys(merged, request.limits.wide_group_rows):
+                table.change(rows)
+
+    def _delta(self, name: str, table: StateTable, snapshots: tuple[KeyedStateSnapshot, ...]) -> LogDelta | None:
+        """Return what the snapshots add to a restored table; None: it cannot be added."""
+        source = table.source
+        if source.remote or source.ttl is not None or not table.takes_delta:
+            return None
+        after = [one for one in snapshots if one.uid == self._request.uid and one.state == name]
+        before = self._saved(name)
+        delta = log_delta(before, after)
+        if delta is None or migration_of(before, source.spec) is not None:
+            return None
+        return delta if delta.hidden_to is None or isinstance(table, PaneTable | JoinBuffer) else None
+
+    def _saved(self, name: str) -> list[KeyedStateSnapshot]:
+        """Return the restored snapshots of one state."""
+        return [one for one in self._request.snapshots if one.uid == self._request.uid and one.state == name]
 
     def check_all_declared(self) -> None:
         """Check that every state of the snapshot was declared.
@@ -238,14 +300,16 @@ class KeyedState:
     ) -> TableT:
         """Create a table and, if it is to be `restored`, load its saved rows; `source.spec` is the fitted spec."""
         request = self._request
+        if name in self._loaded:
+            return cast("TableT", self._loaded.pop(name))
         if name in self._tables:
             raise GraphError(f"state {name!r} of {request.uid} is declared twice", hint="declare it once, in open")
-        mine = [s for s in request.snapshots if s.uid == request.uid and s.state == name]
+        mine = self._saved(name)
         migration = migration_of(mine, spec)
         for snapshot in mine if migration is None else ():
             spec = fitted(snapshot, spec)
         saved = SegmentLog(request.hash_range, limits=request.limits)
-        saved.restore([g for s in mine for g in s.segments], [t for s in mine for t in s.tombstones])
+        saved.restore(*_segments_of(mine))
         log = saved if migration is None else SegmentLog(request.hash_range, limits=request.limits)
         table = make(FrozenSource((request.uid, name, request.writer), spec, log, request.directory))
         self._tables[name] = table
@@ -287,6 +351,11 @@ class KeyedState:
                 else:
                     migrated = migration[0].rows(rows, schema)
                     table.load(migrated.filter(pc.invert(migrated[DELETED])), unsaved=True)
+
+
+def _segments_of(snapshots: Iterable[KeyedStateSnapshot]) -> tuple[list[Segment], list[Tombstone]]:
+    parts = list(snapshots)
+    return [g for s in parts for g in s.segments], [t for s in parts for t in s.tombstones]
 
 
 def bytes_of(table: StateTable) -> int:

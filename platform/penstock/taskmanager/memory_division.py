@@ -75,6 +75,17 @@ class MemoryDivision:
             )
         return ""
 
+    def refusal_beside(self, held_bytes: int, wanted_bytes: int | None) -> str:
+        """Return why one more worker cannot run beside those that hold so many bytes; empty: it can."""
+        needed = self.granted(wanted_bytes) + LEAST_TASK_BYTES
+        free = self.total_bytes - self.framework_bytes - held_bytes
+        if needed <= free:
+            return ""
+        return (
+            f"one more worker needs {megabytes(needed)} of memory, but {megabytes(max(0, free))} are free beside the"
+            " running ones (for a rescale without a long stop, raise taskmanager.memory)"
+        )
+
     @property
     def _limit_less_task(self) -> int:
         return self.limit_bytes - LEAST_TASK_BYTES

@@ -73,16 +73,17 @@ class SlotHolder:
 
 
 class SlotTable:
-    """Slots 0..count-1, each free or held by one worker."""
+    """Slots 0..count-1, each free or held by one worker, beside which its successor may start."""
 
     def __init__(self, count: int) -> None:
         """Create a table of free slots."""
         self.count = count
-        self._holders: dict[int, SlotHolder] = {}
+        #: Of each held slot, its worker first.
+        self._holders: dict[int, tuple[SlotHolder, ...]] = {}
         self._by_worker: dict[str, SlotHolder] = {}
 
-    def allocate(self, slot: int, worker_id: str, job_id: str) -> SlotHolder:
-        """Assign `slot` to `worker_id`; idempotent for the same worker.
+    def allocate(self, slot: int, worker_id: str, job_id: str, *, beside: bool = False) -> SlotHolder:
+        """Assign `slot` to `worker_id`, `beside` one of the same job; idempotent for the same worker.
 
         Raises:
             SlotError: no such slot, the slot is held by another worker, or the worker holds another slot.
@@ -90,23 +91,27 @@ class SlotTable:
         if not 0 <= slot < self.count:
             msg = f"slot {slot} does not exist"
             raise SlotError(msg, hint=f"this TaskManager has slots 0 to {self.count - 1}")
-        holder = SlotHolder(slot, worker_id, job_id)
-        current = self._holders.get(slot)
-        if current is not None and current != holder:
-            msg = f"slot {slot} is held by worker {current.worker_id} of job {current.job_id}"
+        holder, present = SlotHolder(slot, worker_id, job_id), self._holders.get(slot, ())
+        if holder in present:
+            return holder
+        if present and not (beside and len(present) == 1 and present[0].job_id == job_id):
+            msg = f"slot {slot} is held by worker {present[-1].worker_id} of job {present[-1].job_id}"
             raise SlotError(msg, hint="it is free once that worker has ended")
         other = self.of_worker(worker_id)
-        if other is not None and other.slot != slot:
+        if other is not None:
             msg = f"worker {worker_id} already holds slot {other.slot}"
             raise SlotError(msg, hint="a worker has one slot")
-        self._holders[slot] = self._by_worker[worker_id] = holder
+        self._holders[slot] = (*present, holder)
+        self._by_worker[worker_id] = holder
         return holder
 
     def free(self, worker_id: str) -> SlotHolder | None:
         """Free the slot of a worker whose process has ended; return None if it held none."""
         holder = self._by_worker.pop(worker_id, None)
         if holder is not None:
-            del self._holders[holder.slot]
+            left = tuple(other for other in self._holders.pop(holder.slot) if other != holder)
+            if left:
+                self._holders[holder.slot] = left
         return holder
 
     def of_worker(self, worker_id: str) -> SlotHolder | None:
@@ -115,8 +120,8 @@ class SlotTable:
 
     @property
     def held(self) -> tuple[SlotHolder, ...]:
-        """All held slots, by number."""
-        return tuple(self._holders[slot] for slot in sorted(self._holders))
+        """All holders, by the number of the slot."""
+        return tuple(holder for slot in sorted(self._holders) for holder in self._holders[slot])
 
     @property
     def free_slots(self) -> tuple[int, ...]:
@@ -390,11 +395,14 @@ class Supervisor:
         if self._is_being_freed(command.slot) and command.slot not in self._waiting:
             self._waiting[command.slot] = command
             return
-        if refusal := self._memory.refusal(command.managed_memory_bytes):
+        refusal = self._memory.refusal(command.managed_memory_bytes)
+        if not refusal and command.beside:
+            refusal = self._memory.refusal_beside(self._held_memory(), command.managed_memory_bytes)
+        if refusal:
             self._start_failed(command.worker_id, f"UsageError: {refusal}")
             return
         try:
-            self._slots.allocate(command.slot, command.worker_id, command.job_id)
+            self._slots.allocate(command.slot, command.worker_id, command.job_id, beside=command.beside)
         except PenstockError as error:
             self._start_failed(command.worker_id, str(error))
             return
@@ -423,6 +431,13 @@ class Supervisor:
         task = asyncio.get_running_loop().create_task(self._start(worker, command))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _held_memory(self) -> int:
+        """Return the bytes that the workers hold, or have been granted if that is more."""
+        return sum(
+            max(worker.spec.managed_memory_bytes, unreclaimable_bytes(worker.pid) if worker.pid else 0)
+            for worker in self._workers.values()
+        )
 
     def _is_being_freed(self, slot: int) -> bool:
         """Return whether the slot's worker was killed and is about to end: a new JobManager may ask before that."""

@@ -19,7 +19,7 @@ def step(name, *arguments, times=1):
 
 
 CHECKPOINTS = [*step("freeze"), *step("finish", OUTCOMES), *step("lose", LOST), *step("compact", st.booleans())]
-CRASHES = step("start", st.integers(1, 4))
+CRASHES = [*step("start", st.integers(1, 4)), *step("start_prepared", st.integers(1, 4))]
 FETCHES = [*step("begin_fetch"), *step("end_fetch")]
 
 
@@ -42,6 +42,9 @@ def play(history, steps, job):
         if name == "lose":  # what it froze waits for the next one
             do("freeze")
             do("finish", *arguments)
+        elif name == "start_prepared":
+            job.prepares = True
+            do("start", *arguments)
         else:
             do(name, *arguments)
 

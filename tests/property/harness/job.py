@@ -6,6 +6,7 @@ restarts with another parallelism. A crash takes the model back with the job: mo
 
 import json
 import pickle
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -65,6 +66,9 @@ class Job:
     was opened; `create` makes one of a kind.
     """
 
+    #: How often prepared state was used, by kind of operator.
+    advanced = Counter()
+
     def __init__(self, spec, inputs, keys, model, backend=MEMORY, *, clock=None, opened=None, create=create_operator):
         self.spec, self.inputs, self.model, self.backend = spec, inputs, model, backend
         self.opened, self.create = opened, create
@@ -74,8 +78,10 @@ class Job:
         self.files = Files()
         self.clock = clock or ManualClock(start_ms=0)
         self.hash = _hashes(inputs[0], keys)
-        self.complete = Complete((), (), pickle.dumps(model))
+        self.complete = self.earlier = Complete((), (), pickle.dumps(model))
         self.checkpoint_id = self.attempt = 0
+        #: Whether the next start prepares the state of the checkpoint before the newest one.
+        self.prepares = False
         self.subtasks = []
         #: Pending output by operator.
         self.queues = {}
@@ -103,16 +109,36 @@ class Job:
         self.model = pickle.loads(self.complete.model)
         self.marks = [MIN_TIMESTAMP] * parallelism
         self.metrics = [OperatorMetrics() for _ in range(parallelism)]
+        prepared, self.prepares = self.prepares, False
         for subtask in range(parallelism):
-            self.subtasks.append(self.open(subtask, parallelism))
+            store = self.prepared(subtask, parallelism) if prepared else self.store(self.complete, subtask, parallelism)
+            operator = self.open(subtask, parallelism, store, self.complete)
+            self.queues[id(operator)] = self.pending
+            if self.opened is not None:
+                self.opened(operator)
+            self.subtasks.append((operator, store))
 
-    def open(self, subtask, parallelism):
-        """Return one opened subtask: its operator and its store."""
+    def prepared(self, subtask, parallelism):
+        """Return the state of a subtask that had the checkpoint before loaded, by another operator of its kind."""
+        store = self.store(self.earlier, subtask, parallelism)
+        self.open(subtask, parallelism, store, self.earlier).close()
+        if store.advance(self.clipped(self.complete, hash_range_of(subtask, parallelism, KEY_GROUPS))):
+            self.advanced[self.spec.kind] += 1
+            return store
+        store.close()
+        return self.store(self.complete, subtask, parallelism)
+
+    def clipped(self, complete, owned):
+        """Return the keyed state of a checkpoint in a range of hashes."""
+        return tuple(c for s in complete.keyed if (c := clip_keyed(s, owned)) is not None)
+
+    def store(self, complete, subtask, parallelism):
+        """Return the keyed state of a subtask at a checkpoint."""
         owned = hash_range_of(subtask, parallelism, KEY_GROUPS)
-        store = open_keyed_state(
+        return open_keyed_state(
             KeyedStateRequest(
                 uid=self.spec.uid,
-                snapshots=tuple(c for s in self.complete.keyed if (c := clip_keyed(s, owned)) is not None),
+                snapshots=self.clipped(complete, owned),
                 hash_range=owned,
                 settings=self.settings,
                 read=self.files.read,
@@ -122,6 +148,9 @@ class Job:
                 limits=self.backend.limits,
             )
         )
+
+    def open(self, subtask, parallelism, store, complete):
+        """Return an operator that was opened with the state of a checkpoint."""
         operator = self.create(self.spec.kind)
         context = SimpleNamespace(
             spec=self.spec,
@@ -129,18 +158,16 @@ class Job:
             subtask=subtask,
             parallelism=parallelism,
             clock=self.clock,
-            hash_range=owned,
+            hash_range=hash_range_of(subtask, parallelism, KEY_GROUPS),
             settings=self.settings,
             metrics=self.metrics[subtask],
             input_schemas=tuple(one.schema for one in self.inputs),
             keyed_state=store,
-            restored=redistribute(self.complete.operator, self.complete.parallelism, parallelism)[subtask],
+            restored=redistribute(complete.operator, complete.parallelism, parallelism)[subtask],
             limits=self.backend.limits,
         )
-        self.queues[id(operator)] = operator.open(context).pending_output
-        if self.opened is not None:
-            self.opened(operator)
-        return operator, store
+        self.pending = operator.open(context).pending_output
+        return operator
 
     @property
     def operators(self):
@@ -251,8 +278,8 @@ class Job:
         if outcome != "done":
             return
         operator = tuple((subtask, _saved(state)) for subtask, one in enumerate(taken) for state in one.operator)
-        before, self.complete = self.complete, Complete(keyed, operator, model, len(taken))
-        self.files.keep(keyed, before.keyed)
+        self.files.keep((*self.complete.keyed, *keyed), self.earlier.keyed)
+        self.earlier, self.complete = self.complete, Complete(keyed, operator, model, len(taken))
         for operator in self.operators:
             operator.notify_complete(CommitPermit("j", "r", 1, checkpoint_id, checkpoint_id))
         for store in self.stores:

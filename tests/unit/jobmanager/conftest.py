@@ -119,6 +119,9 @@ class FakeWorker:
                 return []
             case msg.TriggerCheckpoint():
                 return []
+            case msg.PrepareTasks():
+                world.prepared.append((self.worker_id, command))
+                return [msg.TasksPrepared(job_id=JOB, round=command.round, error=world.prepare_error)]
             case msg.AskTasks():
                 return [self.told(command.generation)]
             case msg.CheckpointCompleted():
@@ -167,6 +170,11 @@ class FakeWorker:
 
     def told(self, generation: int) -> msg.TasksReported:
         """Return its answer to a new leader."""
+        if not self.tasks:
+            loaded = any(worker_id == self.worker_id for worker_id, _ in self.world.prepared)
+            return msg.TasksReported(
+                job_id=JOB, generation=generation, endpoint=f"unix:{self.worker_id}", pid=1, prepared=loaded
+            )
         return msg.TasksReported(
             job_id=JOB,
             generation=generation,
@@ -274,6 +282,9 @@ class World:
         self.auto_ack = True
         self.append_error: str | None = None
         self.discovered = ({"id": "t-0"}, {"id": "t-1"}, {"id": "t-2"})
+        #: What workers were asked to load before their tasks, and why they cannot.
+        self.prepared: list[tuple[str, msg.PrepareTasks]] = []
+        self.prepare_error = ""
         self.assigned, self.permits, self.resolved, self.savepoints, self.sent = [], [], [], [], []
         self.splits: dict[tuple[str, int], list] = {}
         self.owed: list[Committable] = []

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.checkpoints.checkpointing import CheckpointCommand, Checkpointing
+from penstock.jobmanager.deploy.deployment import Worker
 from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.messages.commands import RESUME_HINT, Command
@@ -53,6 +54,22 @@ class AdoptDefinition:
     extra: tuple[Slot, ...] = ()
     #: TaskManagers whose slots the job gives back.
     leaves: tuple[str, ...] = ()
+    #: Workers that have started in the slots, with state loaded.
+    workers: tuple[Worker, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PauseCompactions:
+    """Lets the running subtasks merge no segments, or continue to."""
+
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KillPrepared:
+    """Kills workers that were to be the job's next ones."""
+
+    workers: tuple[Worker, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +79,9 @@ class PostponeStart:
     at_ms: int
 
 
-ChangeDecision = CheckpointCommand | Note | StopForChange | AdoptDefinition | PostponeStart
+ChangeDecision = (
+    CheckpointCommand | Note | StopForChange | AdoptDefinition | PostponeStart | PauseCompactions | KillPrepared
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +99,8 @@ class ChangeContext:
     held: tuple[Slot, ...]
     checkpointing: Checkpointing
     now_ms: int
+    #: The number of the next deployment.
+    next_attempt: int
     #: The call that has lasted longest, as text; empty without a slow call.
     slow_call: str = ""
 

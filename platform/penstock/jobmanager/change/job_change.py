@@ -89,7 +89,7 @@ class JobChange:
 
     def decide(self, job: ChangeContext) -> list[ChangeDecision]:
         """Return the steps that are due."""
-        decided = self.upgrading.decide(job)
+        decided = [*self.rescaling.decide(job), *self.upgrading.decide(job)]
         more = self.adapting.grow(job, idle=self.idle)
         return decided if more is None else [*decided, *self.rescaling.requested(more, job, "")]
 
@@ -100,7 +100,7 @@ class JobChange:
 
     def wake_ms(self) -> int | None:
         """Return the time at which `decide` is due without an event."""
-        times = (self.upgrading.wake_ms(), self.adapting.wake_ms())
+        times = (self.rescaling.wake_ms(), self.upgrading.wake_ms(), self.adapting.wake_ms())
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     def log_read(self, plan: RecoveryPlan, job: ChangeContext) -> list[ChangeDecision]:

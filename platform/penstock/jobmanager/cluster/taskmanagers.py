@@ -23,6 +23,7 @@ from penstock.graph.job_graph import JobGraph, required_slots
 from penstock.graph.rescale import least_parallelism, limited
 from penstock.jobmanager.cluster.kept_workers import KeptWorkers
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
+from penstock.jobmanager.messages.commands import LaunchWorker
 from penstock.jobmanager.messages.events import (
     Event,
     SlotsAvailable,
@@ -234,8 +235,9 @@ class TaskManagers:
         """Release some slots of a job, or all and its request."""
         self._post_grants(self.pool.release(job_id, slots))
 
-    def start_worker(self, job_id: str, worker_id: str, slot: Slot, graph: JobGraph) -> None:
+    def start_worker(self, job_id: str, launch: LaunchWorker, graph: JobGraph) -> None:
         """Start a worker; it is reported lost at once if its TaskManager is gone."""
+        worker_id, slot = launch.worker_id, launch.slot
         settings = graph.settings
         manager = self._managers.get(slot.taskmanager_id)
         if manager is None:
@@ -252,6 +254,7 @@ class TaskManagers:
                 managed_memory_bytes=settings.managed_memory_bytes,
                 preload=_preload_of(graph),
                 job_name=graph.name,
+                beside=launch.beside,
             )
         )
 

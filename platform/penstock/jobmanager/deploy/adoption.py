@@ -45,6 +45,8 @@ class Adoption:
         #: The recovery plan from the log; None before it is read.
         self.recovered: Recovered | None = None
         self.workers: dict[str, Worker] = {}
+        #: Workers that have loaded state for a rescale, which the earlier leader did not begin.
+        self.idle: list[Worker] = []
         #: The slots of all workers found; a lost worker's is still the job's.
         self._slots: list[Slot] = []
         #: The subtasks, and the number of the slot of each.
@@ -72,6 +74,14 @@ class Adoption:
                 places.setdefault(worker.slot, self._places.get(where, self._needed))
         return sorted(self._slots, key=lambda slot: places.get(slot, self._needed))
 
+    def release_idle(self) -> list[Command]:
+        """Return the commands that kill the idle workers, and release the slots that only they have."""
+        used = {worker.slot for worker in self.workers.values()}
+        free = tuple(slot for slot in self._slots if slot not in used)
+        self._slots = [slot for slot in self._slots if slot in used]
+        kills: list[Command] = [KillWorker(worker.worker_id, worker.slot) for worker in self.idle]
+        return [*kills, ReleaseSlots(free)] if free else kills
+
     def refuse(self, obstacle: str) -> None:
         """Restart the job; the first obstacle counts."""
         self._obstacle = self._obstacle or obstacle
@@ -79,7 +89,8 @@ class Adoption:
     def found(self, worker_id: str, slot: Slot) -> None:
         """Add a worker, which is then asked."""
         self.workers[worker_id] = Worker(worker_id, slot)
-        self._slots.append(slot)
+        if slot not in self._slots:  # two workers share a slot before a rescale
+            self._slots.append(slot)
 
     def ask(self, workers: Iterable[tuple[str, Slot]]) -> list[Command]:
         """Add workers; return the commands that keep them and ask for their tasks."""
@@ -153,6 +164,9 @@ class Adoption:
     def _answered(self, worker_id: str, report: TasksReported) -> None:
         worker = self.workers.get(worker_id)
         if worker is None or worker.endpoint:
+            return
+        if report.prepared:
+            self.idle.append(self.workers.pop(worker_id))
             return
         worker.endpoint, worker.pid = report.endpoint, report.pid
         self.newest_checkpoint = max(self.newest_checkpoint, report.newest_checkpoint)

@@ -109,7 +109,12 @@ class Recovered:
     @property
     def start_timeout_ms(self) -> int:
         """How long the start may take from now on."""
-        return START_TIMEOUT_MS + (self.restore.read_bytes if self.restore is not None else 0) // _LEAST_BYTES_PER_MS
+        return start_timeout_ms(self.restore.read_bytes if self.restore is not None else 0)
+
+
+def start_timeout_ms(read_bytes: int) -> int:
+    """Return how long a start may take whose slowest subtask reads this much state."""
+    return START_TIMEOUT_MS + read_bytes // _LEAST_BYTES_PER_MS
 
 
 class Deployment:
@@ -223,10 +228,16 @@ class Deployment:
 
     # --- events ----------------------------------------------------------------------------------------------------
 
-    def begin(self, kept: Iterable[Slot], *, wait: bool = True) -> list[Command]:
-        """Start workers in the slots the job still holds, and request the rest; `wait`: see `RequestSlots`."""
+    def begin(self, kept: Iterable[Slot], *, wait: bool = True, prepared: Iterable[Worker] = ()) -> list[Command]:
+        """Start workers in the slots the job still holds, and request the rest; `wait`: see `RequestSlots`.
+
+        Where a `prepared` worker runs, none is started.
+        """
         slots = list(kept)[: self.needed]
-        commands = self.slots_granted(slots)
+        self.workers = {worker.worker_id: worker for worker in prepared}
+        self._ready = sum(bool(worker.endpoint) for worker in self.workers.values())
+        used = {worker.slot for worker in self.workers.values()}
+        commands = self.slots_granted([slot for slot in slots if slot not in used], slots)
         if len(slots) < self.needed:
             commands.append(RequestSlots(self.needed - len(slots), wait))
         return commands

@@ -23,6 +23,8 @@ class HeldSlots:
         self.slots: list[Slot] = []
         #: Places of lost slots in this order, lost ones included.
         self._vacant: set[int] = set()
+        #: Workers that have started for the next deployment.
+        self._prepared: dict[str, Worker] = {}
         self._exiting: dict[str, Slot] = {}
         self._exit_deadline_ms = 0
 
@@ -33,10 +35,21 @@ class HeldSlots:
             self._vacant.discard(place)
             self.slots.insert(place, slot)
 
+    def prepare(self, workers: Iterable[Worker]) -> None:
+        """Keep workers that have started in the slots, for the next deployment."""
+        self._prepared = {worker.worker_id: worker for worker in workers}
+
+    def take_prepared(self, needed: int) -> tuple[list[Worker], list[Worker]]:
+        """Return the prepared workers in the first `needed` slots, and the others, to be killed."""
+        prepared, self._prepared = list(self._prepared.values()), {}
+        used = self.slots[:needed]
+        return [w for w in prepared if w.slot in used], [w for w in prepared if w.slot not in used]
+
     def halt(self, workers: Iterable[Worker], now_ms: int) -> list[Command]:
-        """Kill these workers; `workers_exited` returns whether they have exited."""
+        """Kill these workers, and those that are prepared; `workers_exited` returns whether they have exited."""
         commands: list[Command] = []
-        for worker in workers:
+        prepared, self._prepared = self._prepared, {}
+        for worker in (*workers, *prepared.values()):
             self._exiting[worker.worker_id] = worker.slot
             commands.append(KillWorker(worker.worker_id, worker.slot))
         self._exit_deadline_ms = now_ms + _EXIT_TIMEOUT_MS
@@ -45,11 +58,13 @@ class HeldSlots:
     def worker_exited(self, worker_id: str) -> None:
         """Handle the end of a worker process."""
         self._exiting.pop(worker_id, None)
+        self._prepared.pop(worker_id, None)
 
     def taskmanager_lost(self, taskmanager_id: str) -> None:
         """Forget the slots of a lost TaskManager and its workers, whose exit will not be reported."""
         self._give_up({slot for slot in self.slots if slot.taskmanager_id == taskmanager_id})
         self._exiting = {w: slot for w, slot in self._exiting.items() if slot.taskmanager_id != taskmanager_id}
+        self._prepared = {w: p for w, p in self._prepared.items() if p.slot.taskmanager_id != taskmanager_id}
 
     def workers_exited(self, now_ms: int) -> bool:
         """Return whether the old workers have exited; give up slots whose worker cannot be killed in time."""

@@ -26,11 +26,14 @@ from penstock.jobmanager.change.decisions import (
     ChangeContext,
     ChangeDecision,
     Failure,
+    KillPrepared,
     Note,
+    PauseCompactions,
     PostponeStart,
     StopForChange,
 )
 from penstock.jobmanager.change.job_change import JobChange
+from penstock.jobmanager.change.next_workers import pause_order
 from penstock.jobmanager.change.upgrading import RELEASE_TAG
 from penstock.jobmanager.checkpoints.checkpointing import (
     ChangeCheckpoint,
@@ -268,6 +271,8 @@ class JobMaster:
     def _on_report(self, worker_id: str, report: msg.WorkerReport, now_ms: int) -> list[cmd.Command]:
         """Handle a report; ignore that of a worker which is not of the present deployment."""
         deployment, checkpointing = self._deployed.of_worker(worker_id), self.checkpointing
+        if (following := self.job_change.rescaling.of_next(worker_id)) is not None:
+            return following.reported(worker_id, report, now_ms)
         if deployment is None:
             return []
         decided: Sequence[CheckpointCommand | ChangeDecision] = ()
@@ -321,6 +326,8 @@ class JobMaster:
     def _on_worker_lost(self, lost: ev.WorkerLost, now_ms: int) -> list[cmd.Command]:
         worker_id, deployment = lost.worker_id, self._deployed.of_worker(lost.worker_id)
         self._held.worker_exited(worker_id)
+        if (following := self.job_change.rescaling.of_next(worker_id)) is not None:
+            following.lost(worker_id, lost.reason)
         if self._adoption is not None:
             self._adoption.lost(worker_id)
         what = "was lost" if lost.started else "could not start"
@@ -438,13 +445,14 @@ class JobMaster:
         adoption, self._adoption = self._reconciling(), None
         self.checkpointing.skip_ids(adoption.newest_checkpoint)
         self._held.add(adoption.slots)
-        return [cmd.WorkersDecided(), *self._held.halt(adoption.workers.values(), now_ms)]
+        return [cmd.WorkersDecided(), *self._held.halt((*adoption.workers.values(), *adoption.idle), now_ms)]
 
     def _adopt(self, adoption: Adoption, recovered: Recovered, now_ms: int) -> list[cmd.Command]:
         self._adoption, self._deployments = None, self._deployments + 1
         self.checkpointing.skip_ids(adoption.newest_checkpoint)
         deployment = Deployment(self.graph, adoption.ids, self.graph.settings.checkpoint_root)
         self._deployed.job = deployment
+        idle = adoption.release_idle()
         self._held.add(adoption.slots)
         self._steps.to(Step.STARTING, now_ms + START_TIMEOUT_MS)
         self._restart.resumed(recovered.plan.restored, self.identity.run_id)
@@ -453,7 +461,7 @@ class JobMaster:
         self.event_log.add(now_ms, "reconcile", text)
         commands = self._apply(self.job_change.log_read(recovered.plan, self._change_context(now_ms)), now_ms)
         commands += deployment.adopt(recovered, adoption.workers.values(), adoption.tasks, now_ms)
-        return [cmd.WorkersDecided(), *commands, *self.checkpointing.adopt(deployment, recovered.plan)]
+        return [cmd.WorkersDecided(), *idle, *commands, *self.checkpointing.adopt(deployment, recovered.plan)]
 
     # --- regions ---------------------------------------------------------------------------------------------------
 
@@ -526,17 +534,22 @@ class JobMaster:
         self._steps.to(Step.STARTING, now_ms + START_TIMEOUT_MS)
         self._reports.deployed()
         self.event_log.add(now_ms, "deploy", f"its workers start; restarts so far: {self.restarts}")
+        prepared, unused = self._held.take_prepared(deployment.needed)
+        killed = self._held.halt(unused, now_ms)
         surplus = self._held.trim(deployment.needed)
-        record, begun = (
-            cmd.RecordAttempt(deployment.ids.attempt),
-            deployment.begin(self._held.slots, wait=self.job_change.adapting.requests_wait),
-        )
-        return [cmd.ReadLog(list_files=first), record, *surplus, *begun]
+        wait = self.job_change.adapting.requests_wait
+        begun = deployment.begin(self._held.slots, wait=wait, prepared=prepared)
+        record = cmd.RecordAttempt(deployment.ids.attempt)
+        return [cmd.ReadLog(list_files=first), record, *killed, *surplus, *begun]
 
     def _new_deployment(self, graph: JobGraph) -> Deployment:
         """Return the next deployment of the job or of a part of it."""
-        number, self._deployments = (self.identity.generation << 16) + self._deployments, self._deployments + 1
+        number, self._deployments = self._next_attempt, self._deployments + 1
         return Deployment(graph, self.identity.plan_ids(number), self.graph.settings.checkpoint_root)
+
+    @property
+    def _next_attempt(self) -> int:
+        return (self.identity.generation << 16) + self._deployments
 
     def _proceed(self, now_ms: int) -> list[cmd.Command]:
         """Leave the step if its condition is met, then perhaps the next one."""
@@ -684,7 +697,7 @@ class JobMaster:
         running = self.step is Step.RUNNING and self.deployment is not None and self.deployment.running
         held, slow = tuple(self._held.slots), self.slow_call_tracker.longest(now_ms)
         own, state = (self.graph, self.identity, self.step), self.status.state.value
-        return ChangeContext(*own, state, running, held, self.checkpointing, now_ms, slow)
+        return ChangeContext(*own, state, running, held, self.checkpointing, now_ms, self._next_attempt, slow)
 
     def _deliver(self, now_ms: int) -> list[cmd.Command]:
         """Pass on the results of the change's checkpoint, after all else that follows from the event."""
@@ -711,6 +724,7 @@ class JobMaster:
         self._restart = RestartPolicy(self.graph.settings.restart, proven=self._restart.proven)
         self._held.add(step.extra)
         self._held.leave(step.leaves)
+        self._held.prepare(step.workers)
 
     def _close(self, state: JobStatus, now_ms: int) -> list[cmd.Command]:
         uncommitted = (tuple(self.checkpointing.pending.values()), self.checkpointing.pending_as_of)
@@ -760,6 +774,10 @@ class JobMaster:
                     self._steps.postpone(at_ms)
                 case AdoptDefinition():
                     self._adopt_definition(command)
+                case PauseCompactions(paused):
+                    commands += self._broadcast(pause_order(self.identity, paused=paused))
+                case KillPrepared(workers):
+                    commands += self._held.halt(workers, now_ms)
                 case _:
                     commands.append(command)
         return commands

@@ -66,6 +66,8 @@ class LaunchWorker:
 
     worker_id: str
     slot: Slot
+    #: It takes the slot over when the worker that runs there has ended.
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

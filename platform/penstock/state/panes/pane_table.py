@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,8 @@ _FILE_PART = 3
 
 class PaneTable:
     """Accumulators by key and pane."""
+
+    takes_delta: ClassVar[bool] = True
 
     def __init__(
         self, source: FrozenSource[PaneTableSpec], budget: MemoryBudget, cold: ColdPaneStore | None = None

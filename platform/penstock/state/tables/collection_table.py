@@ -8,13 +8,14 @@ one subtask thread.
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.state.keys.key_index import KeyCounts, KeyIndex
-from penstock.state.log.segment_columns import keyed_batch
+from penstock.state.log.segment_columns import DELETED, keyed_batch
+from penstock.state.log.segments import last_entries
 from penstock.state.log.ttl import EntryStamps
 from penstock.state.memory.slot_arrays import with_room
 from penstock.state.spill.cold_records import KeyRows
@@ -69,6 +70,8 @@ class EntryCodec(Protocol):
 
 class CollectionTable:
     """Lists or maps by slot; the slots are those of the key index that all states of an operator share."""
+
+    takes_delta: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -234,6 +237,31 @@ class CollectionTable:
             names = len(self.spec.entries)
             self._log.put(np.repeat(slots, rows.counts), rows.columns[:names], rows.columns[names:])
         self.load_rows(slots, rows)
+        self._state.note_changed(slots)
+        self._state.settle_load()
+
+    def change(self, table: pa.Table) -> None:
+        """Apply the changes of a later checkpoint to restored rows: all changes of some keys, deletions included."""
+        batch, keys, hashes = keyed_batch(table, self.spec.key_schema)
+        owners = self._state.upsert(keys, hashes).copy()
+        slots = np.unique(owners)
+        columns, deleted = (
+            [batch.column(name) for name in self.spec.row_names],
+            batch.column(DELETED).to_numpy(zero_copy_only=False),
+        )
+        known = self.rows_at(slots)
+        if known.columns:
+            types = [column.type for column in columns]
+            before = [column.cast(kind) for column, kind in zip(known.columns, types, strict=True)]
+            columns = [pa.concat_arrays([old, new]) for old, new in zip(before, columns, strict=True)]
+            owners = np.concatenate([np.repeat(slots, known.counts), owners])
+            deleted = np.concatenate([np.zeros(len(before[0]), np.bool_), deleted])
+        last = last_entries(owners, columns[: len(self.spec.entries)])
+        last = last[~deleted[last]]
+        numbers = np.searchsorted(slots, owners[last])
+        rows = [column.take(pa.array(last)) for column in columns]
+        self.forget_rows(slots)
+        self.load_rows(slots, KeyRows.of(rows, numbers, len(slots), by_first=self.lists))
         self._state.note_changed(slots)
         self._state.settle_load()
 

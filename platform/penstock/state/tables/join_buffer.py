@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -128,6 +128,8 @@ _MOST_BYTES = 1 << 29
 
 class JoinBuffer:
     """Rows by slot and time; the slots are those of the key index that all states of an operator share."""
+
+    takes_delta: ClassVar[bool] = True
 
     def __init__(
         self,

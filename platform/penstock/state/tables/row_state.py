@@ -135,7 +135,7 @@ class RowState:
         """Declare a table whose rows are in the records of evicted keys, and restore it."""
         made = self._added(name, declared, make, self._row_tables.append)
         made.loaded()
-        self._expiring += [made] if declared.ttl else []
+        self._expiring += [made] if declared.ttl and made not in self._expiring else []
         return made
 
     def _named(self, migration: Migration | None) -> Migration | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -73,6 +73,8 @@ class _Bucket:
 
 class TimerTable:
     """Timers by slot; the slots are those of the key index that all states of an operator share."""
+
+    takes_delta: ClassVar[bool] = True
 
     def __init__(self, source: FrozenSource[RowSpec], state: KeySpace) -> None:
         """Start without timers; `load` adds restored ones."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import open_store
@@ -30,11 +30,13 @@ from penstock.task.chain.background import Background, SlowCalls
 
 if TYPE_CHECKING:
     from penstock.checkpoint.local_copies import LocalCopies, StateFiles
-    from penstock.core.snapshot import FileRef
+    from penstock.core.snapshot import FileRef, KeyedStateSnapshot
     from penstock.graph.task_deployment import TaskDeployment
     from penstock.network.data_plane import DataPlane
     from penstock.network.network_memory import GateShare
     from penstock.operators.operator import Operator
+    from penstock.state.memory.budget import MemoryBudget
+    from penstock.state.store import KeyedState
     from penstock.task.chain.uploader import Uploader
 
 
@@ -152,6 +154,18 @@ class TaskEnvironment:
     slow_calls: SlowCalls
 
 
+class LoadedState(Protocol):
+    """Keyed state that was loaded before its subtask starts: `task.checkpoint.preparation.PreparedState`."""
+
+    budget: MemoryBudget
+
+    def take(self, uid: str, snapshots: tuple[KeyedStateSnapshot, ...]) -> KeyedState | None:
+        """Return the state of one operator at a later checkpoint; None: it has to be read as a whole."""
+
+    def close(self) -> None:
+        """Free the state that nobody took."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobServices:
     """The services that all subtasks of one job share in a worker."""
@@ -166,3 +180,5 @@ class JobServices:
     managed_memory_bytes: int
     #: The subtask's part of the network memory; None: it is not bounded.
     network: GateShare | None = None
+    #: The subtask's state that was loaded before it starts.
+    prepared: LoadedState | None = None

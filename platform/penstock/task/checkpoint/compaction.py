@@ -65,6 +65,8 @@ class Compactor:
     post: Callable[[Mail], object]
     failures: int = 0
     completed: int = 0
+    #: No compaction starts, and a running one is abandoned.
+    _paused: bool = False
     _running: set[int] = field(default_factory=set)
     _prefetcher: Prefetcher = field(init=False)
 
@@ -75,13 +77,17 @@ class Compactor:
     def start_due(self, stores: tuple[KeyedState, ...]) -> None:
         """Start the work that the stores offer."""
         self._prefetcher.start_due(stores)
-        for index, store in enumerate(stores):
+        for index, store in enumerate(() if self._paused else stores):
             if index in self._running:
                 continue
             job = store.compaction()
             if job is not None:
                 self._running.add(index)
                 self._run(index, store, job)
+
+    def pause(self, *, paused: bool) -> None:
+        """Change no log until `paused` is false."""
+        self._paused = paused
 
     def _run(self, index: int, store: KeyedState, job: CompactionJob) -> None:
         def merged(segment: EncodedSegment | None, error: BaseException | None) -> None:
@@ -106,9 +112,11 @@ class Compactor:
         error: BaseException | None,
     ) -> None:
         self._running.discard(index)
-        if error is None:
+        if self._paused:
+            file = None
+        elif error is None:
             self.completed += 1
-        else:
+        if error is not None:
             self.failures += 1
             # A compaction may be the first to read a committed file again, long before a restore.
             logging.getLogger(__name__).warning("state %s could not be compacted: %s", job.state, error)

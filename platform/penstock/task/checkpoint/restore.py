@@ -6,7 +6,7 @@ Runs in the subtask's thread, so that a slow restore delays neither the control 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from penstock.operators.operator import OperatorContext
 from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 from penstock.task.chain.chain import Chain, ChainLink
-from penstock.task.chain.environment import TaskEnvironment
+from penstock.task.chain.environment import LoadedState, TaskEnvironment
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,34 +64,68 @@ def build_chain(deployment: TaskDeployment, environment: TaskEnvironment, output
 
 
 def open_chain(
-    chain: Chain, deployment: TaskDeployment, environment: TaskEnvironment, services: ChainServices
+    chain: Chain,
+    deployment: TaskDeployment,
+    environment: TaskEnvironment,
+    services: ChainServices,
+    prepared: LoadedState | None = None,
 ) -> tuple[KeyedState, ...]:
-    """Restore and open all operators; return their keyed stores.
+    """Restore and open all operators, with the state that is prepared; return their keyed stores.
 
     Raises:
         SnapshotDamagedError: a file of the checkpoint is missing or damaged; names the file.
     """
     if deployment.restored_checkpoint is not None:
         failpoints.hit("task.during_restore", checkpoint=deployment.restored_checkpoint, subtask=deployment.execution)
+    contexts: list[OperatorContext] = []
+    try:
+        contexts += _contexts(chain.links, deployment, environment, services, prepared)
+        chain.open(contexts)
+    except BaseException:
+        for store in _stores_of(contexts):
+            store.close()
+        raise
+    finally:
+        if prepared is not None:
+            prepared.close()
+    return _stores_of(contexts)
+
+
+def keyed_contexts(
+    links: Sequence[ChainLink],
+    deployment: TaskDeployment,
+    environment: TaskEnvironment,
+    services: ChainServices,
+    prepared: LoadedState,
+) -> Iterator[tuple[ChainLink, OperatorContext]]:
+    """Yield each operator with keyed state and its context, with the state of the deployment's checkpoint."""
+    contexts = _contexts(links, deployment, environment, services, prepared)
+    return (pair for pair in zip(links, contexts, strict=True) if pair[0].spec.keyed)
+
+
+def _contexts(
+    links: Sequence[ChainLink],
+    deployment: TaskDeployment,
+    environment: TaskEnvironment,
+    services: ChainServices,
+    prepared: LoadedState | None,
+) -> Iterator[OperatorContext]:
+    """Yield the context of each operator of a chain, with its keyed state."""
     restores = {restore.uid: restore for restore in deployment.restore}
-    stores: list[KeyedState] = []
-    contexts = []
     schemas = _input_schemas(deployment)
-    for link in chain.links:
+    for link in links:
         restore = restores.get(link.spec.uid, OperatorRestore(uid=link.spec.uid))
         store = None
         if link.spec.keyed:
-            store = open_keyed_state(_state_request(deployment, environment, services, restore))
-            stores.append(store)
-        contexts.append(_context(link, deployment, environment, services, (schemas, store, restore)))
+            store = None if prepared is None else prepared.take(link.spec.uid, restore.keyed)
+            if store is None:
+                store = open_keyed_state(_state_request(deployment, environment, services, restore))
+        yield _context(link, deployment, environment, services, (schemas, store, restore))
         schemas = (schema_from_text(link.spec.output_schema),) if link.spec.output_schema else ()
-    try:
-        chain.open(contexts)
-    except BaseException:
-        for opened in stores:
-            opened.close()
-        raise
-    return tuple(stores)
+
+
+def _stores_of(contexts: Iterable[OperatorContext]) -> tuple[KeyedState, ...]:
+    return tuple(context.keyed_state for context in contexts if context.keyed_state is not None)
 
 
 def restored_rows(deployment: TaskDeployment, read_file: Callable[[FileRef], bytes]) -> Iterator[tuple[int, Batch]]:

@@ -11,7 +11,7 @@ import logging
 import operator
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -38,12 +38,15 @@ from penstock.rpc.messages import (
     FinishTasks,
     LeaseRenewed,
     LetBarriersOvertake,
+    PauseCompaction,
     PendingResolved,
+    PrepareTasks,
     ResolvePending,
     RunningTask,
     SavepointPart,
     SavepointWritten,
     SealSavepoint,
+    TasksPrepared,
     TasksReported,
     TriggerCheckpoint,
     WorkerCommand,
@@ -54,6 +57,7 @@ from penstock.rpc.messages import (
 from penstock.task.chain.environment import JobServices, TaskReports
 from penstock.task.chain.failure import describe
 from penstock.task.chain.uploader import Uploader
+from penstock.task.checkpoint.preparation import Preparation, PreparedState
 from penstock.task.checkpoint.restore import keeps_keyed_state, restored_files
 from penstock.task.checkpoint.savepoint_copy import seal_savepoint, write_part
 from penstock.task.checkpoint.sink_recovery import resolve_pending
@@ -130,6 +134,8 @@ class TaskRuntime:
         self._jobs: dict[str, _Job] = {}
         #: The peers for the next deployment of a job: see `graph.task_deployment.encode_peers`.
         self._peers: dict[str, bytes] = {}
+        #: State loaded for the next deployment of a job.
+        self._prepared: dict[str, Preparation] = {}
         #: By folder and run of a job; the newest only.
         self._files: dict[tuple[str, str], _Files] = {}
         #: Jobs with slow calls at the last request for metrics.
@@ -142,8 +148,13 @@ class TaskRuntime:
         match command:
             case DeployPeers():
                 self._peers[command.job_id] = command.table
+            case PrepareTasks():
+                self._prepare(command)
             case DeployTasks():
                 self._deploy(command)
+            case PauseCompaction():
+                for subtask in self._live_subtasks(command.job_id, command.run_id, command.generation):
+                    subtask.pause_compaction(paused=command.paused)
             case CancelTasks():
                 for subtask in self._live_subtasks(command.job_id, None, command.generation):
                     subtask.cancel()
@@ -247,6 +258,7 @@ class TaskRuntime:
         if deployments:
             job.run_id, job.attempt = deployments[0].run_id, deployments[0].execution.attempt
         self._jobs[command.job_id] = job
+        preparation = self._prepared.pop(command.job_id, Preparation())
         stateful_subtasks = sum(keeps_keyed_state(deployment) for deployment in deployments)
         loops: list[SubtaskLoop] = []
         made: list[Subtask] = []
@@ -255,13 +267,17 @@ class TaskRuntime:
             complete = [with_channels(planned, peers) for planned in deployments]
             for deployment, network in zip(complete, self._network_shares(complete), strict=True):
                 loop = self._driver.loop(deployment)
-                services = self._services_of(deployment, stateful_subtasks, network)
+                prepared = preparation.take(deployment)
+                services = self._services_of(deployment, stateful_subtasks) if prepared is None else prepared.services
+                services = replace(services, network=network, prepared=prepared)
                 made.append(Subtask(deployment, self._environment, services, loop.wake))
                 loops.append(loop)
         except Exception as error:  # noqa: BLE001 - reported as the failure of all tasks of this deployment
             self._environment.network.release(command.job_id)
             self._refuse(deployments, *describe(error))
             return
+        finally:
+            preparation.close()
         job.subtasks = made
         for files in self._files.values():
             files.copies.adopt(ref for deployment in complete for ref in restored_files(deployment))
@@ -271,6 +287,23 @@ class TaskRuntime:
         for loop, subtask in zip(loops, made, strict=True):
             loop.run(subtask)
         self._check_folder(deployments)
+
+    def _prepare(self, command: PrepareTasks) -> None:
+        """Load the state of the next deployment in the background."""
+        environment, job_id = self._environment, command.job_id
+        deployments = [decode_deployment(task) for task in command.tasks]
+        stateful = [deployment for deployment in deployments if keeps_keyed_state(deployment)]
+        preparation = self._prepared.setdefault(job_id, Preparation())
+        for deployment in stateful:
+            if preparation.of(deployment) is None:
+                services = self._services_of(deployment, len(stateful))
+                preparation.add(deployment, PreparedState(deployment, environment, services))
+
+        def answer(_: None, error: str) -> TasksPrepared:
+            return TasksPrepared(job_id=job_id, round=command.round, error=error)
+
+        what = "loading the state of the next deployment"
+        self._work_beside(job_id, what, lambda: preparation.load(stateful), answer)
 
     def _check_folder(self, deployments: list[TaskDeployment]) -> None:
         """Fail the subtasks if the job's folder cannot be written; they run meanwhile."""
@@ -291,9 +324,7 @@ class TaskRuntime:
             return [None] * len(deployments)
         return gate_shares(total, [gate_want(deployment.inputs, deployment.settings) for deployment in deployments])
 
-    def _services_of(
-        self, deployment: TaskDeployment, stateful_subtasks: int, network: GateShare | None
-    ) -> JobServices:
+    def _services_of(self, deployment: TaskDeployment, stateful_subtasks: int) -> JobServices:
         """Return a subtask's services; the files of the job's folder are shared by its subtasks here."""
         folder = join_uri(deployment.settings.checkpoint_root, deployment.job_name)
         key = (folder, deployment.run_id)
@@ -306,7 +337,6 @@ class TaskRuntime:
             copies=files.copies,
             state_files=StateFiles(files.store, files.copies),
             managed_memory_bytes=self._environment.managed_memory_bytes // max(1, stateful_subtasks),
-            network=network,
         )
 
     def _open_files(self, deployment: TaskDeployment, store: ObjectStore) -> _Files:
@@ -391,7 +421,11 @@ class TaskRuntime:
         """Tell a new leader what runs here, without waiting for a subtask."""
         environment, job = self._environment, self._jobs.get(command.job_id)
         report = TasksReported(
-            job_id=command.job_id, generation=command.generation, endpoint=environment.network.endpoint, pid=os.getpid()
+            job_id=command.job_id,
+            generation=command.generation,
+            endpoint=environment.network.endpoint,
+            pid=os.getpid(),
+            prepared=command.job_id in self._prepared,
         )
         if job is None or command.generation < job.generation:
             environment.report(report)

@@ -80,7 +80,8 @@ class Subtask:
         """Make channels and chain; operators are not opened."""
         self.deployment, self._environment, self._services = deployment, environment, services
         self._clock = environment.clock
-        self._memory_budget = MemoryBudget(services.managed_memory_bytes)
+        prepared = services.prepared
+        self._memory_budget = MemoryBudget(services.managed_memory_bytes) if prepared is None else prepared.budget
         self._wake = wake
         self.reports = TaskReports(deployment, environment.report)
         self.mailbox = Mailbox(wake)
@@ -181,9 +182,14 @@ class Subtask:
         """Handle a checkpoint that will never complete."""
         self.mailbox.post(lambda: self._abort(message.checkpoint_id))
 
+    def pause_compaction(self, *, paused: bool) -> None:
+        """Merge no segments of its state until `paused` is false."""
+        self.mailbox.post(lambda: self._compactor.pause(paused=paused), urgent=False)
+
     def leader_changed(self) -> None:
-        """Give up the checkpoint of a leader that has ended: its barrier may never arrive in some channels."""
+        """Give up what a leader that has ended began: a barrier may never arrive in some channels."""
         self.mailbox.post(self._give_up)
+        self.pause_compaction(paused=False)
 
     def run_in_mailbox(self, call: Callable[[Chain, tuple[KeyedState, ...]], None]) -> bool:
         """Call with the chain and its keyed state, in the subtask's thread, between elements; False: it has ended."""
@@ -454,7 +460,7 @@ class Subtask:
             read_state=self._services.state_files.read,
             budget=self._memory_budget,
         )
-        self._stores = open_chain(self._chain, self.deployment, self._environment, services)
+        self._stores = open_chain(self._chain, self.deployment, self._environment, services, self._services.prepared)
         self._compactor.start_due(self._stores)
         combine_outputs(self._outputs, self.deployment.settings)
         expect_combined(self._gate, self._chain.links[0])

@@ -9,6 +9,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.errors import NotFoundError, UsageError
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
+from penstock.jobmanager.messages.commands import LaunchWorker
 from penstock.jobmanager.messages.events import SlotsAvailable, SlotsAwaited, SlotsGranted, TaskManagerLost, WorkersKept
 from penstock.rpc import messages as msg
 from penstock.rpc.server import Session
@@ -154,7 +155,7 @@ def with_a_worker(managers):
     managers.request_slots("job", 1, wait=True)
     (granted,) = events
     managers.start_worker(
-        "job", "w", granted.slots[0], JobGraph(name="j", vertices=(), edges=(), settings=JobSettings())
+        "job", LaunchWorker("w", granted.slots[0]), JobGraph(name="j", vertices=(), edges=(), settings=JobSettings())
     )
     return session, events
 
@@ -236,7 +237,9 @@ def test_a_worker_that_a_job_starts_at_a_registration_is_none_of_an_earlier_lead
     def handle(event):
         if isinstance(event, SlotsGranted):
             managers.start_worker(
-                "job", "new", event.slots[0], JobGraph(name="orders", vertices=(), edges=(), settings=JobSettings())
+                "job",
+                LaunchWorker("new", event.slots[0]),
+                JobGraph(name="orders", vertices=(), edges=(), settings=JobSettings()),
             )
         elif isinstance(event, WorkersKept):
             kept.append([worker_id for worker_id, _slot in event.workers])

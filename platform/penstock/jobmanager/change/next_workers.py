@@ -1,0 +1,152 @@
+"""The workers of a job's next deployment, which load its state while the old ones run; pure.
+
+A member of `change.rescaling`. Rounds: all workers load a checkpoint, then what later ones add to it, until little is
+missing. A problem ends the preparation, not the change: state is then read after the stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.checkpoint.manifest_log import Manifest
+from penstock.core.errors import PenstockError
+from penstock.graph.execution_graph import PlanIds, plan
+from penstock.graph.job_graph import JobGraph, required_slots
+from penstock.graph.restore_plan import assign_state
+from penstock.graph.task_deployment import encode_deployment
+from penstock.jobmanager.deploy.deployment import Worker
+from penstock.jobmanager.deploy.job_log import JobIdentity
+from penstock.jobmanager.messages.commands import Command, LaunchWorker, SendToWorker
+from penstock.jobmanager.messages.placement import Slot, place
+from penstock.rpc.messages import PauseCompaction, PrepareTasks, TasksPrepared, WorkerReady, WorkerReport
+
+#: Another round follows one that took longer than this, because as much has been written meanwhile.
+_SHORT_MS = 1_000
+_MOST_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class NextDeployment:
+    """What is to be deployed: the graph, the ids of its subtasks, and the slots in the order of the subtasks."""
+
+    graph: JobGraph
+    ids: PlanIds
+    slots: Sequence[Slot]
+
+
+class NextWorkers:
+    """The workers, from their launch until they are handed over or killed."""
+
+    def __init__(self, planned: NextDeployment, names: str, deadline_ms: int) -> None:
+        """Name the workers `<names>-<number>`, which must be unique over all workers of the run."""
+        self._planned = planned
+        self.deadline_ms = deadline_ms
+        self.workers = {
+            f"{names}-{number}": Worker(f"{names}-{number}", slot)
+            for number, slot in enumerate(planned.slots[: required_slots(planned.graph)])
+        }
+        #: Why state cannot be prepared; empty: it can.
+        self.problem = ""
+        self.round = 0
+        #: The checkpoint to load next, and whether it is requested.
+        self._checkpoint: Manifest | None = None
+        self._requested = True
+        self._asked_ms = self._lasted_ms = 0
+        self._missing: set[str] = set()
+
+    def launch(self) -> list[Command]:
+        """Return the commands that start the workers, beside those that run in the same slots."""
+        return [LaunchWorker(worker.worker_id, worker.slot, beside=True) for worker in self.workers.values()]
+
+    @property
+    def loaded(self) -> bool:
+        """Whether all workers have loaded the newest checkpoint that they were given."""
+        return self.round > 0 and self._checkpoint is None and not self._missing
+
+    @property
+    def complete(self) -> bool:
+        """Whether a further round would bring little."""
+        return self.loaded and (self._lasted_ms <= _SHORT_MS or self.round >= _MOST_ROUNDS)
+
+    def take_turn(self) -> bool:
+        """Return whether a later checkpoint is to be requested now; it is then expected."""
+        due = self.loaded and not self._requested
+        self._requested = self._requested or due
+        return due
+
+    def load(self, checkpoint: Manifest, now_ms: int) -> list[Command]:
+        """Let the workers load a checkpoint as soon as all are ready."""
+        self._checkpoint, self._requested = checkpoint, False
+        return self._advance(now_ms)
+
+    def reported(self, worker_id: str, report: WorkerReport, now_ms: int) -> list[Command]:
+        """Handle a report of one of the workers."""
+        match report:
+            case WorkerReady():
+                worker = self.workers[worker_id]
+                worker.endpoint, worker.pid = report.endpoint, report.pid
+            case TasksPrepared() if report.round == self.round:
+                self.problem = self.problem or report.error
+                self._missing.discard(worker_id)
+                self._lasted_ms = now_ms - self._asked_ms
+        return self._advance(now_ms)
+
+    def lost(self, worker_id: str, reason: str) -> None:
+        """Handle the end of one of the workers."""
+        if self.workers.pop(worker_id, None) is not None:
+            self.problem = self.problem or f"worker {worker_id} was lost: {reason}"
+
+    def taskmanager_lost(self, taskmanager_id: str) -> None:
+        """Handle the loss of a TaskManager with its workers."""
+        for worker in [worker for worker in self.workers.values() if worker.slot.taskmanager_id == taskmanager_id]:
+            self.lost(worker.worker_id, f"its TaskManager {taskmanager_id} is gone")
+
+    def _advance(self, now_ms: int) -> list[Command]:
+        checkpoint = self._checkpoint
+        if checkpoint is None or self._missing or not all(worker.endpoint for worker in self.workers.values()):
+            return []
+        self._checkpoint = None
+        self.round += 1
+        self._asked_ms, self._missing = now_ms, set(self.workers)
+        try:
+            tasks = self._tasks(checkpoint)
+        except PenstockError as error:
+            self.problem = self.problem or str(error)
+            return []
+        ids = self._planned.ids
+        return [
+            SendToWorker(
+                worker_id,
+                PrepareTasks(
+                    job_id=ids.job_id, generation=ids.generation, round=self.round, tasks=tasks.get(worker_id, ())
+                ),
+            )
+            for worker_id in self.workers
+        ]
+
+    def _tasks(self, checkpoint: Manifest) -> dict[str, tuple[bytes, ...]]:
+        graph = self._planned.graph
+        placement = place(graph, list(self.workers))
+        restore = assign_state(graph, checkpoint.subtasks, checkpoint_id=checkpoint.checkpoint_id)
+        endpoints = {worker.worker_id: worker.endpoint for worker in self.workers.values()}
+        tasks: dict[str, tuple[bytes, ...]] = {}
+        for task in plan(graph, ids=self._planned.ids, placement=placement, endpoints=endpoints, restore=restore):
+            worker_id = placement[task.execution.vertex_id, task.execution.subtask]
+            tasks[worker_id] = (*tasks.get(worker_id, ()), encode_deployment(task))
+        return tasks
+
+
+def state_bytes(graph: JobGraph, checkpoint: Manifest | None) -> int:
+    """Return the bytes of keyed state that the subtask with the most of it has to read; 0 if it cannot be assigned."""
+    if checkpoint is None:
+        return 0
+    try:
+        return assign_state(graph, checkpoint.subtasks).read_bytes
+    except PenstockError:
+        return 0  # the change is refused for it once its checkpoint is taken
+
+
+def pause_order(running: JobIdentity, *, paused: bool) -> PauseCompaction:
+    """Return the command that lets the running subtasks merge no segments, or continue to."""
+    return PauseCompaction(job_id=running.job_id, run_id=running.run_id, generation=running.generation, paused=paused)

@@ -1,0 +1,178 @@
+"""Before a rescale of a job with much state, the next workers load it while the old ones run."""
+
+import pytest
+from tests.unit.jobmanager.change.test_rescale import ask, assert_published_once, story, widths
+
+from penstock.jobmanager.deploy.job_status import JobStatus
+from penstock.jobmanager.messages import events as ev
+from penstock.jobmanager.messages.commands import KillWorker, LaunchWorker
+from penstock.rpc import messages as msg
+
+
+@pytest.fixture
+def running(world_of, graph_of):
+    """A running job that prepares each rescale."""
+    return world_of(graph_of(rescale_prepare_bytes=0)).start().pass_time(1500)
+
+
+def launched(world, event):
+    """Post an event; return the workers that it starts, by whether another one runs in their slot."""
+    execute, found = world._execute, []
+
+    def recorded(command):
+        if isinstance(command, LaunchWorker):
+            found.append((command.worker_id, command.beside))
+        execute(command)
+
+    world._execute = recorded
+    world.post(event)
+    world._execute = execute
+    return found
+
+
+def pauses(world):
+    """Return whether compactions were to pause, in the order of the messages."""
+    return list(dict.fromkeys(m.paused for _, m in world.sent if isinstance(m, msg.PauseCompaction)))
+
+
+def rounds(world):
+    return sorted({command.round for _, command in world.prepared})
+
+
+def test_the_next_workers_load_a_checkpoint_while_the_old_ones_run(running):
+    running.deaf.add(msg.PrepareTasks)
+    old = set(running.workers)
+    started = launched(running, ask(running, 3))
+    assert [beside for _, beside in started] == [True] * 3
+    assert old <= set(running.workers)
+    assert running.master.status.state is JobStatus.RUNNING
+    asked = {w: m for w, m in running.sent if isinstance(m, msg.PrepareTasks)}
+    assert asked.keys() == {name for name, _ in started}
+    assert pauses(running) == [True]
+    assert "t" not in running.operations
+
+
+def test_they_run_after_a_further_checkpoint_and_no_other_worker_starts(running):
+    started = launched(running, ask(running, 3))
+    assert len(started) == 3
+    assert running.operations["t"].error == ""
+    assert widths(running) == ({3}, {"run-t"}, 6)
+    assert set(running.workers) == {name for name, _ in started}
+    base = {m.round: m for _, m in running.prepared}[1]
+    assert rounds(running) == [1]
+    (deployed,) = {t.restored_checkpoint for w in running.workers.values() for t in w.tasks}
+    assert base.tasks
+    assert deployed == len(running.manifests())
+    running.pass_time(5000)
+    assert_published_once(running)
+
+
+def test_the_state_is_prepared_for_exactly_the_attempt_that_is_deployed(running):
+    from penstock.graph.task_deployment import decode_deployment
+
+    running.post(ask(running, 3))
+    prepared = [decode_deployment(task) for _, command in running.prepared for task in command.tasks]
+    deployed = [task for worker in running.workers.values() for task in worker.tasks]
+    key = lambda task: (task.run_id, task.execution, task.hash_low, task.hash_high, task.operators)
+    assert sorted(map(repr, map(key, prepared))) == sorted(map(repr, map(key, deployed)))
+
+
+def test_a_long_round_is_followed_by_another_one(running):
+    running.deaf.add(msg.PrepareTasks)
+    running.post(ask(running, 3))
+    running.pass_time(4000)
+    running.deaf.clear()
+    for name in [name for name, worker in running.workers.items() if not worker.tasks]:
+        running.post(ev.WorkerReported(name, msg.TasksPrepared(job_id="a" * 32, round=1)))
+    assert rounds(running) == [2]
+    assert widths(running) == ({3}, {"run-t"}, 6)
+
+
+@pytest.mark.parametrize("trouble", ["lost", "error", "late"])
+def test_trouble_with_the_next_workers_does_not_end_the_rescale(running, trouble):
+    running.deaf.add(msg.PrepareTasks)
+    started = launched(running, ask(running, 3))
+    running.deaf.clear()
+    if trouble == "lost":
+        running.kill(started[0][0])
+    elif trouble == "error":
+        running.post(ev.WorkerReported(started[0][0], msg.TasksPrepared(job_id="a" * 32, round=1, error="no disk")))
+    else:
+        running.pass_time(700_000)
+    assert running.operations["t"].error == ""
+    assert widths(running) == ({3}, {"run-t"}, 6)
+    assert not {name for name, _ in started} & set(running.workers)
+    assert any("state is read after the stop" in text for text in story(running))
+    assert_published_once(running.pass_time(5000))
+
+
+def test_the_running_workers_merge_segments_again_after_an_abandoned_preparation(running):
+    running.deaf.add(msg.PrepareTasks)
+    started = launched(running, ask(running, 3))
+    running.auto_ack = False
+    running.kill(started[0][0])
+    assert pauses(running) == [True, False]
+
+
+def test_a_job_that_fails_meanwhile_goes_on_as_before_without_the_next_workers(running):
+    running.deaf.add(msg.PrepareTasks)
+    started = launched(running, ask(running, 3))
+    old = next(name for name, worker in running.workers.items() if worker.tasks)
+    running.kill(old).pass_time(5000)
+    assert running.operations["t"].error
+    assert widths(running) == ({2}, {"r"}, 4)
+    assert not {name for name, _ in started} & set(running.workers)
+    assert len(running.free) == 6
+    assert_published_once(running)
+
+
+def test_a_cancelled_job_leaves_no_worker(running):
+    running.deaf.add(msg.PrepareTasks)
+    running.post(ask(running, 3)).post(ev.CancelRequested()).pass_time(20_000)
+    assert running.terminal.state == "CANCELED"
+    assert not running.workers
+    assert len(running.free) + len(running.master._held.slots) >= 5
+
+
+def test_a_rescale_that_cannot_be_recorded_keeps_no_next_worker(running):
+    running.record_error = "the store is down"
+    started = launched(running, ask(running, 3))
+    running.record_error = ""
+    running.pass_time(5000)
+    assert "the store is down" in running.operations["t"].error
+    assert widths(running) == ({2}, {"r"}, 4)
+    assert not {name for name, _ in started[:3]} & set(running.workers)
+
+
+def test_a_next_worker_lost_before_the_deployment_is_replaced(running):
+    running.immortal.update(running.workers)  # the new run waits for their end
+    started = launched(running, ask(running, 3))
+    running.kill(started[1][0])
+    for name in list(running.immortal):
+        running.kill(name)
+    running.pass_time(1000)
+    assert widths(running) == ({3}, {"run-t"}, 6)
+    assert started[0][0] in running.workers
+    assert started[1][0] not in running.workers
+
+
+def test_a_new_leader_adopts_the_old_workers_and_kills_the_next_ones(world_of, running, store):
+    running.deaf.add(msg.PrepareTasks)
+    started = launched(running, ask(running, 3))
+    names = {name for name, _ in started}
+    running.prepared = [(name, None) for name in names]
+    running.lost = True
+    following = world_of(running.graph, generation=2)
+    following.prepared = running.prepared
+    killed = []
+    execute = following._execute
+    following._execute = lambda command: (
+        killed.append(command.worker_id) if isinstance(command, KillWorker) else None,
+        execute(command),
+    )
+    following.take_over(running)
+    following.slots |= {w.worker_id: w.slot for w in running.master.job_change.rescaling._current.next.workers.values()}
+    following.register()
+    assert set(killed) == names
+    assert following.master.status.state is JobStatus.RUNNING
+    assert widths(following) == ({2}, {"r"}, 4)
