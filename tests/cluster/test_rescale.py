@@ -22,8 +22,9 @@ def rescale(scene, parallelism, **options):
 
 
 def test_up_and_down_while_rows_come(stage):
-    """A rescale that has no slots changes nothing."""
-    with Scene(stage, Orders(31, EVENTS), rate=RATE, taskmanagers=3, leases=PATIENT) as scene:
+    """The next workers load their state first. A rescale that has no slots changes nothing."""
+    job = {"environment": "prepare_state_bytes=0"}
+    with Scene(stage, Orders(31, EVENTS), rate=RATE, taskmanagers=3, leases=PATIENT, job=job) as scene:
         scene.begin()
         scene.wait_checkpoints(2)
         first = widths(scene)
@@ -34,6 +35,9 @@ def test_up_and_down_while_rows_come(stage):
             rescale(scene, parallelism)
             assert widths(scene) == {parallelism} != first
             scene.wait_checkpoints(done + 2)
+        story = [entry["text"] for entry in scene.rest.story(scene.job_id)]
+        assert sum("the next workers load" in text for text in story) == 2
+        assert not any("state is read after the stop" in text for text in story)
         assert scene.rest.summary(scene.job_id)["restarts"] == 0
         scene.feed.join()
         scene.wait_finished()

@@ -29,8 +29,9 @@ class Version(Job):
     """The main job with one more step in front of its sink."""
 
     def text(self):
-        step = SAME if "same" in self.environment else WRONG
-        plain = replace(self, environment="")
+        same = "same" in self.environment
+        step = SAME if same else WRONG
+        plain = replace(self, environment="prepare_state_bytes=0" if same else "")
         text = Job.text(plain).replace(".sink_to(", f".{step}\n       .sink_to(")
         return text.replace("import penstock as ps", "import polars as pl\n\nimport penstock as ps")
 
@@ -125,6 +126,7 @@ def test_a_healthy_version_takes_over(stage, shared, from_checkpoint, monkeypatc
         story = [entry["text"] for entry in scene.story() if entry["kind"] == "upgrade"]
         assert any(re.search("takes over.*output of out withheld", text) for text in story), story
         assert any("healthy: 3 checkpoints" in text for text in story), story
+        assert any("the next workers load" in text for text in story), story
         finish_exactly(scene)
 
 

@@ -135,7 +135,7 @@ class Swarm:
 
     def rescale(self, chance: random.Random) -> None:
         """Draw how often the running job is rescaled."""
-        weight = chance.choice([0.0, 1.0, 4.0])
+        weight = chance.choice([0.0, 2.0, 5.0])
         if weight:
             self.strikes_[RESCALE] = weight
 

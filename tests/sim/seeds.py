@@ -27,7 +27,8 @@ def world_of(seed: int) -> World:
     plan.draw_preparation(random.Random(f"preparation {seed}"))
     swarm = Swarm.drawn(random.Random(f"faults {seed}"))
     swarm.damage_copies(random.Random(f"damaged copies {seed}"))
-    swarm.rescale(random.Random(f"rescales {seed}"))
+    if "adaptive_scheduler" not in plan.settings:  # its parallelism follows the slots
+        swarm.rescale(random.Random(f"rescales {seed}"))
     return World(seed, plan, swarm)
 
 

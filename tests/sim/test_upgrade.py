@@ -23,6 +23,7 @@ def upgraded(seed: int, swarm: Swarm, *, wrong: bool, from_checkpoint: bool, at:
     plan = world(seed, phases=[Phase(2, "stop"), Phase(2, from_savepoint=True)]).plan
     plan.settings["checkpoint_interval_ms"], plan.input_ms = 40, 3_000.0
     plan.settings["sink_pending_max_epochs"] = 3 if seed % 2 else 1000
+    plan.settings["prepare_state_bytes"] = 1 << 40 if wrong else 0
     simulated = World(seed, plan, swarm)
     for at_ms in at:
         simulated.scheduler.at(
@@ -53,7 +54,8 @@ def test_without_faults_a_right_version_stays_and_a_wrong_one_is_never_seen(seed
     ],
 )
 def test_whoever_dies_meanwhile(seed, strike, wrong):
-    swarm = Swarm(random.Random(seed), strikes_={strike: 1.0}, every_ms=60.0)
+    # a paused leader does nothing for up to 1.5 s
+    swarm = Swarm(random.Random(seed), strikes_={strike: 1.0}, every_ms=400.0 if strike == "leader-paused" else 60.0)
     simulated = upgraded(seed, swarm, wrong=wrong, from_checkpoint=bool(seed % 2), at=(100, 500, 900))
     counts = simulated.execute().counts
     assert counts["upgrade-trial"] > 0

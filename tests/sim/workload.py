@@ -147,7 +147,7 @@ class Plan:
 
     def draw_preparation(self, chance: random.Random) -> None:
         """Draw whether the next workers of a rescale load state while the old ones run."""
-        self.settings["rescale_prepare_bytes"] = chance.choice([0, 0, 1, 1 << 40])
+        self.settings["prepare_state_bytes"] = chance.choice([0, 0, 0, 1 << 40])
 
     def draw_scheduler(self, chance: random.Random) -> None:
         """Draw whether the job's parallelism follows the slots, and how long it waits before that."""

@@ -179,7 +179,7 @@ class World:
         """Kill one; another takes its place, perhaps after a job that follows the slots has started without it."""
         manager.kill()
         self.managers.remove(manager)
-        longest_ms = 700 if "adaptive_scheduler" in self.plan.settings else 200
+        longest_ms = 1200 if "adaptive_scheduler" in self.plan.settings else 200
         self.scheduler.at(self.random.uniform(5, longest_ms), "new TaskManager", self.start_taskmanager)
 
     def drain(self) -> None:

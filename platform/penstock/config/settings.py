@@ -167,8 +167,8 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     remote_local_bytes: int = 8 << 30
     #: Limit of the copies of checkpoint files on the local disk of one slot, for restarts there; 0: none.
     local_recovery_bytes: int = 8 << 30
-    #: State of a subtask from which the workers of a rescale load it while the old ones run.
-    rescale_prepare_bytes: int = 16 << 20
+    #: State of a subtask from which the workers of a rescale or upgrade load it while the old ones run.
+    prepare_state_bytes: int = 16 << 20
     #: Limit of hot tables, frozen pages and open segments of one slot; None: `DEFAULT_MANAGED_BYTES`, or the slot's
     #: part of the TaskManager's managed memory if that is less.
     managed_memory_bytes: int | None = None

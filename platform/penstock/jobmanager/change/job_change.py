@@ -11,6 +11,7 @@ from penstock.checkpoint.ha_records import UpgradeRecord
 from penstock.checkpoint.recovery import RecoveryPlan
 from penstock.jobmanager.change.adapting import Adapting
 from penstock.jobmanager.change.decisions import ChangeContext, ChangeDecision
+from penstock.jobmanager.change.next_workers import Preparation
 from penstock.jobmanager.change.rescaling import RescalePhase, Rescaling
 from penstock.jobmanager.change.upgrading import Upgrading
 from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
@@ -23,8 +24,9 @@ class JobChange:
     def __init__(self, upgrade: UpgradeRecord | None, adapting: Adapting) -> None:
         """Continue the upgrade that an earlier leader recorded."""
         self.adapting = adapting
-        self.rescaling = Rescaling()
-        self.upgrading = Upgrading(upgrade)
+        self.preparation = Preparation()
+        self.rescaling = Rescaling(self.preparation)
+        self.upgrading = Upgrading(self.preparation, upgrade)
 
     @property
     def idle(self) -> bool:
@@ -75,7 +77,19 @@ class JobChange:
 
     def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeDecision]:
         """Handle the result of the checkpoint that the rescale or upgrade requested."""
-        return [*self.rescaling.checkpoint_ended(result, job), *self.upgrading.checkpoint_ended(result, job)]
+        prepared = self.preparation.checkpoint_ended(result, job)
+        return [
+            *prepared, *self.rescaling.checkpoint_ended(result, job), *self.upgrading.checkpoint_ended(result, job)
+        ]  # fmt: skip
+
+    def taskmanager_lost(self, taskmanager_id: str) -> list[ChangeDecision]:
+        """Drop the slots and workers of a lost TaskManager that were kept for the change."""
+        self.preparation.taskmanager_lost(taskmanager_id)
+        return self.rescaling.taskmanager_lost(taskmanager_id)
+
+    def halted(self, reason: str) -> list[ChangeDecision]:
+        """Handle the end of the deployment before the checkpoint of the change was complete."""
+        return [*self.rescaling.halted(reason), *self.upgrading.halted()]
 
     def release_answered(
         self, event: ev.ManifestAppended | ev.ManifestFailed, job: ChangeContext
@@ -100,7 +114,7 @@ class JobChange:
 
     def wake_ms(self) -> int | None:
         """Return the time at which `decide` is due without an event."""
-        times = (self.rescaling.wake_ms(), self.upgrading.wake_ms(), self.adapting.wake_ms())
+        times = (self.preparation.wake_ms(), self.upgrading.wake_ms(), self.adapting.wake_ms())
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     def log_read(self, plan: RecoveryPlan, job: ChangeContext) -> list[ChangeDecision]:

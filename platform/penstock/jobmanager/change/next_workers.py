@@ -1,7 +1,8 @@
 """The workers of a job's next deployment, which load its state while the old ones run; pure.
 
-A member of `change.rescaling`. Rounds: all workers load a checkpoint, then what later ones add to it, until little is
-missing. A problem ends the preparation, not the change: state is then read after the stop.
+`Preparation` is a member of `change.job_change`, for the rescale or upgrade in progress. Rounds: all workers load a
+checkpoint, then what later ones add to it, until little is missing. A problem ends the preparation, not the change:
+state is then read after the stop.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from penstock.graph.execution_graph import PlanIds, plan
 from penstock.graph.job_graph import JobGraph, required_slots
 from penstock.graph.restore_plan import assign_state
 from penstock.graph.task_deployment import encode_deployment
-from penstock.jobmanager.deploy.deployment import Worker
+from penstock.jobmanager.change.decisions import ChangeContext, ChangeDecision, KillPrepared, Note, PauseCompactions
+from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
+from penstock.jobmanager.deploy.deployment import Worker, start_timeout_ms
 from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.messages.commands import Command, LaunchWorker, SendToWorker
 from penstock.jobmanager.messages.placement import Slot, place
@@ -28,7 +31,7 @@ _MOST_ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class NextDeployment:
-    """What is to be deployed: the graph, the ids of its subtasks, and the slots in the order of the subtasks."""
+    """A planned deployment: the graph, the ids of its subtasks, and the slots in the order of the subtasks."""
 
     graph: JobGraph
     ids: PlanIds
@@ -55,9 +58,10 @@ class NextWorkers:
         self._asked_ms = self._lasted_ms = 0
         self._missing: set[str] = set()
 
-    def launch(self) -> list[Command]:
+    def launch(self, version: JobGraph | None) -> list[Command]:
         """Return the commands that start the workers, beside those that run in the same slots."""
-        return [LaunchWorker(worker.worker_id, worker.slot, beside=True) for worker in self.workers.values()]
+        workers = self.workers.values()
+        return [LaunchWorker(worker.worker_id, worker.slot, beside=True, version=version) for worker in workers]
 
     @property
     def loaded(self) -> bool:
@@ -135,6 +139,97 @@ class NextWorkers:
             worker_id = placement[task.execution.vertex_id, task.execution.subtask]
             tasks[worker_id] = (*tasks.get(worker_id, ()), encode_deployment(task))
         return tasks
+
+
+class Preparation:
+    """The next workers, from the start of a rescale or upgrade until it deploys or gives them up."""
+
+    def __init__(self) -> None:
+        """Start without workers."""
+        self._next: NextWorkers | None = None
+        self._kind = self._token = ""
+        #: Whether the change waits for them.
+        self._waits = False
+        #: Number of preparations under this leader, for the names of workers.
+        self._number = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether there are next workers."""
+        return self._next is not None
+
+    def begin(
+        self, kind: str, token: str, planned: NextDeployment, job: ChangeContext, *, new_version: bool = False
+    ) -> list[ChangeDecision]:
+        """Start the next workers if a subtask has much state and there are slots; empty: they start after the stop.
+
+        `kind` is that of entries in the event log, `token` names the requests for checkpoints. Workers of a new
+        version have the environment of its graph.
+        """
+        graph = planned.graph
+        size = state_bytes(graph, job.checkpointing.newest_or_none)
+        if size < graph.settings.prepare_state_bytes or len(planned.slots) < required_slots(graph):
+            return []
+        self._number, self._kind, self._token, self._waits = self._number + 1, kind, token, True
+        names = f"{planned.ids.job_id[:8]}-g{planned.ids.generation}-n{self._number}"
+        self._next = NextWorkers(planned, names, job.now_ms + start_timeout_ms(size))
+        note = Note(kind, f"the next workers load {size / 1e6:,.0f} MB of state each, while the job runs")
+        launched = self._next.launch(graph if new_version else None)
+        return [note, PauseCompactions(paused=True), *launched, *self._request(self._next, job)]
+
+    def decide(self, job: ChangeContext) -> tuple[list[ChangeDecision], bool]:
+        """Return the steps that are due, and whether the change can continue: state is loaded, or cannot be."""
+        following = self._next
+        if following is None:
+            return [], True
+        if not following.problem and job.now_ms >= following.deadline_ms:
+            following.problem = "it took too long"
+        if following.problem:
+            note = Note(self._kind, f"state is read after the stop: {following.problem}")
+            return [note, *self.give_up()], True
+        if following.complete:
+            self._waits = False
+            return [], True
+        return (self._request(following, job) if following.take_turn() else []), False
+
+    def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeDecision]:
+        """Let the next workers load the checkpoint that was requested for them; ignore another one."""
+        following = self._next
+        if following is None or result.request_id != self._request_id(following):
+            return []
+        if result.checkpoint is not None:
+            return [*following.load(result.checkpoint, job.now_ms)]
+        following.problem = following.problem or result.error
+        return []
+
+    def of_worker(self, worker_id: str) -> NextWorkers | None:
+        """Return the next workers if this is one of them."""
+        return self._next if self._next is not None and worker_id in self._next.workers else None
+
+    def taskmanager_lost(self, taskmanager_id: str) -> None:
+        """Handle the loss of a TaskManager with its workers."""
+        if self._next is not None:
+            self._next.taskmanager_lost(taskmanager_id)
+
+    def take(self) -> tuple[Worker, ...]:
+        """Return the next workers, for the deployment."""
+        following, self._next = self._next, None
+        return () if following is None else tuple(following.workers.values())
+
+    def give_up(self) -> list[ChangeDecision]:
+        """Kill the next workers; the running ones merge segments again."""
+        active, workers = self.active, self.take()
+        return [KillPrepared(workers), PauseCompactions(paused=False)] if active else []
+
+    def wake_ms(self) -> int | None:
+        """Return the time at which `decide` is due without an event."""
+        return self._next.deadline_ms if self._next is not None and self._waits else None
+
+    def _request_id(self, following: NextWorkers) -> str:
+        return f"prepare-{following.round}-{self._token}"
+
+    def _request(self, following: NextWorkers, job: ChangeContext) -> list[ChangeDecision]:
+        return [*job.checkpointing.request_for_change(self._request_id(following), job.now_ms)]
 
 
 def state_bytes(graph: JobGraph, checkpoint: Manifest | None) -> int:

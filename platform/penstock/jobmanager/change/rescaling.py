@@ -22,14 +22,11 @@ from penstock.jobmanager.change.decisions import (
     AdoptDefinition,
     ChangeContext,
     ChangeDecision,
-    KillPrepared,
     Note,
-    PauseCompactions,
     StopForChange,
 )
-from penstock.jobmanager.change.next_workers import NextDeployment, NextWorkers, state_bytes
+from penstock.jobmanager.change.next_workers import NextDeployment, Preparation
 from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
-from penstock.jobmanager.deploy.deployment import start_timeout_ms
 from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.messages.commands import OperationEnded, RecordChange, ReleaseSlots, RequestSlots
@@ -57,13 +54,6 @@ class _Rescale:
     phase: RescalePhase
     #: Slots in addition to those the job holds.
     extra: tuple[Slot, ...] = ()
-    #: The workers that load its state before the stop, if it is large.
-    next: NextWorkers | None = None
-
-    @property
-    def base_request(self) -> str:
-        """The id of the request for the checkpoint that the next workers load."""
-        return f"prepare-{0 if self.next is None else self.next.round}-{self.checkpoint_request}"
 
     @property
     def checkpoint_request(self) -> str:
@@ -78,13 +68,12 @@ class _Rescale:
 class Rescaling:
     """The rescale in progress, if any."""
 
-    def __init__(self) -> None:
+    def __init__(self, preparation: Preparation) -> None:
         """Start without a rescale."""
         self._current: _Rescale | None = None
+        self._preparation = preparation
         #: Whether the last refusal was caused by a temporary obstacle.
         self.retry_soon = False
-        #: Number of preparations under this leader, for the names of workers.
-        self._prepared = 0
 
     @property
     def phase(self) -> RescalePhase | None:
@@ -134,23 +123,14 @@ class Rescaling:
     def _begin(self, job: ChangeContext) -> list[ChangeDecision]:
         """Start the next workers if their state is large, else request the checkpoint."""
         current = self._waiting_for(RescalePhase.SLOTS)
-        request = current.request
-        size = state_bytes(request.graph, job.checkpointing.newest_or_none)
-        if size < request.graph.settings.rescale_prepare_bytes:
-            return self._request_checkpoint(current, job)
-        self._prepared += 1
-        own, run_id = job.identity, request.run_id or job.identity.run_id
-        ids = JobIdentity(own.job_id, run_id, own.generation).plan_ids(job.next_attempt)
+        request, own = current.request, job.identity
+        ids = JobIdentity(own.job_id, request.run_id or own.run_id, own.generation).plan_ids(job.next_attempt)
         slots = sorted((*job.held, *current.extra), key=lambda slot: slot.taskmanager_id in request.leaves)
-        names = f"{own.job_id[:8]}-g{own.generation}-n{self._prepared}"
-        current.phase = RescalePhase.PREPARE
         planned = NextDeployment(request.graph, ids, slots)
-        current.next = NextWorkers(planned, names, job.now_ms + start_timeout_ms(size))
-        note = Note("rescale", f"the next workers load {size / 1e6:,.0f} MB of state each, while the job runs")
-        return [note, PauseCompactions(paused=True), *current.next.launch(), *self._request_base(current, job)]
-
-    def _request_base(self, current: _Rescale, job: ChangeContext) -> list[ChangeDecision]:
-        return [*job.checkpointing.request_for_change(current.base_request, job.now_ms)]
+        if started := self._preparation.begin("rescale", current.checkpoint_request, planned, job):
+            current.phase = RescalePhase.PREPARE
+            return started
+        return self._request_checkpoint(current, job)
 
     def _request_checkpoint(self, current: _Rescale, job: ChangeContext) -> list[ChangeDecision]:
         current.phase = RescalePhase.CHECKPOINT
@@ -159,44 +139,14 @@ class Rescaling:
     def decide(self, job: ChangeContext) -> list[ChangeDecision]:
         """Continue once the next workers have loaded their state, or cannot."""
         current = self._current
-        following = None if current is None else current.next
-        if current is None or following is None or current.phase is not RescalePhase.PREPARE:
+        if current is None or current.phase is not RescalePhase.PREPARE:
             return []
-        if not following.problem and job.now_ms >= following.deadline_ms:
-            following.problem = "it took too long"
-        if following.problem:
-            note = Note("rescale", f"state is read after the stop: {following.problem}")
-            return [note, *self._give_up_preparation(current), *self._request_checkpoint(current, job)]
-        if following.complete:
-            return self._request_checkpoint(current, job)
-        return self._request_base(current, job) if following.take_turn() else []
-
-    def of_next(self, worker_id: str) -> NextWorkers | None:
-        """Return the next workers if this is one of them."""
-        following = None if self._current is None else self._current.next
-        return following if following is not None and worker_id in following.workers else None
-
-    def wake_ms(self) -> int | None:
-        """Return the time at which `decide` is due without an event."""
-        following = None if self._current is None else self._current.next
-        return following.deadline_ms if following is not None and self.phase is RescalePhase.PREPARE else None
-
-    @staticmethod
-    def _give_up_preparation(current: _Rescale) -> list[ChangeDecision]:
-        """Kill the next workers; the running ones merge segments again."""
-        following, current.next = current.next, None
-        if following is None:
-            return []
-        return [KillPrepared(tuple(following.workers.values())), PauseCompactions(paused=False)]
+        decided, ready = self._preparation.decide(job)
+        return [*decided, *self._request_checkpoint(current, job)] if ready else decided
 
     def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeDecision]:
         """Stop the job for the change if the state fits; ignore the result of another request."""
         current = self._current
-        if current is not None and current.next is not None and result.request_id == current.base_request:
-            if result.checkpoint is not None:
-                return [*current.next.load(result.checkpoint, job.now_ms)]
-            current.next.problem = current.next.problem or result.error
-            return []
         if current is None or result.request_id != current.checkpoint_request:
             return []
         passing = job.checkpointing.busy or ("" if job.step is Step.RUNNING else "the job is no longer running")
@@ -221,8 +171,7 @@ class Rescaling:
         run_id = current.request.run_id
         own = JobIdentity(identity.job_id, run_id, identity.generation) if run_id else identity
         extra, current.extra = current.extra, ()
-        following, current.next = current.next, None
-        workers = () if following is None else tuple(following.workers.values())
+        workers = self._preparation.take()
         return [AdoptDefinition(current.request.graph, own, extra, current.request.leaves, workers)]
 
     def not_recorded(self, reason: str) -> list[ChangeDecision]:
@@ -234,7 +183,7 @@ class Rescaling:
         current, self._current = self._current, None
         if current is None:
             return []
-        release: list[ChangeDecision] = self._give_up_preparation(current)
+        release = self._preparation.give_up()
         if current.extra:
             release.append(ReleaseSlots(current.extra))
         if current.phase is RescalePhase.SLOTS:
@@ -249,8 +198,6 @@ class Rescaling:
     def taskmanager_lost(self, taskmanager_id: str) -> list[ChangeDecision]:
         """Drop the slots of a lost TaskManager that were kept for the rescale."""
         current = self._current
-        if current is not None and current.next is not None:
-            current.next.taskmanager_lost(taskmanager_id)
         if current is None or not any(s.taskmanager_id == taskmanager_id for s in current.extra):
             return []
         current.extra = tuple(s for s in current.extra if s.taskmanager_id != taskmanager_id)

@@ -20,6 +20,7 @@ from penstock.graph.job_graph import ENDS, JobGraph, decode_graph, encode_graph
 from penstock.graph.restore_plan import assign_state
 from penstock.graph.state_check import check_states, require_fit
 from penstock.jobmanager.change.decisions import AdoptDefinition, ChangeContext, ChangeDecision, Note, StopForChange
+from penstock.jobmanager.change.next_workers import NextDeployment, Preparation
 from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
 from penstock.jobmanager.deploy.deployment import publishing_sinks
 from penstock.jobmanager.deploy.job_log import JobIdentity, release_entry
@@ -148,6 +149,8 @@ class UpgradeStage(enum.Enum):
     INTENT = "intent"
     #: The job must run before its checkpoint can be taken.
     WAIT = "wait"
+    #: The new workers load the state of a checkpoint.
+    PREPARE = "prepare"
     CHECKPOINT = "cut"
     #: The old workers are killed; the new version is being recorded.
     SWITCH = "switch"
@@ -163,9 +166,10 @@ class UpgradeStage(enum.Enum):
 class Upgrading:
     """The upgrade in progress, or the newest one."""
 
-    def __init__(self, record: UpgradeRecord | None = None) -> None:
+    def __init__(self, preparation: Preparation, record: UpgradeRecord | None = None) -> None:
         """Continue the upgrade that an earlier leader recorded."""
         self.record = record
+        self._preparation = preparation
         #: Runs of versions that were rolled back under this leader, and when.
         self.rejected: dict[str, int] = {}
         self.phase: UpgradeStage | None = None
@@ -277,6 +281,12 @@ class Upgrading:
         self._send(command)
         return [Note("upgrade", text), StopForChange("the job is being upgraded", command)]
 
+    def halted(self) -> list[ChangeDecision]:
+        """Give up the new workers: the deployment of the old version has ended before the switch."""
+        if self.phase is UpgradeStage.PREPARE:
+            self.phase = UpgradeStage.WAIT
+        return self._preparation.give_up() if self.phase in (UpgradeStage.WAIT, UpgradeStage.CHECKPOINT) else []
+
     # --- the trial -------------------------------------------------------------------------------------------------
 
     def checkpointed(self, manifest: Manifest) -> None:
@@ -323,6 +333,8 @@ class Upgrading:
             return self._retry(job) if job.now_ms >= self._retry_ms else []
         if self.phase in (UpgradeStage.WAIT, UpgradeStage.CHECKPOINT):
             return self._resume_old(job) if self._stopped else self._wait(job)
+        if self.phase is UpgradeStage.PREPARE:
+            return self._prepare(job)
         return self._judge(job) if self.phase is UpgradeStage.TRIAL else []
 
     def _resume_old(self, job: ChangeContext) -> list[ChangeDecision]:
@@ -342,6 +354,21 @@ class Upgrading:
             return self._refuse(f"no checkpoint could be taken in time: {job.obstacle}", job.now_ms)
         if job.obstacle:
             return []
+        own, graph = job.identity, decode_graph(record.other)
+        ids = JobIdentity(own.job_id, record.run_id, own.generation).plan_ids(job.next_attempt)
+        if started := self._preparation.begin(
+            "upgrade", self._tag, NextDeployment(graph, ids, job.held), job, new_version=True
+        ):
+            self.phase = UpgradeStage.PREPARE
+            return started
+        return self._cut(record, job)
+
+    def _prepare(self, job: ChangeContext) -> list[ChangeDecision]:
+        """Continue once the new workers have loaded their state, or cannot."""
+        decided, ready = self._preparation.decide(job)
+        return [*decided, *self._cut(self._current_record(), job)] if ready else decided
+
+    def _cut(self, record: UpgradeRecord, job: ChangeContext) -> list[ChangeDecision]:
         self.phase = UpgradeStage.CHECKPOINT
         target = CopyTarget(record.savepoint, native=record.policy.native)
         return [*job.checkpointing.request_for_change(self._tag, job.now_ms, target)]
@@ -412,13 +439,14 @@ class Upgrading:
         return [Note("upgrade", f"{phase}: {text}"), *self._send(RecordChange(self.record.token, upgrade=self.record))]
 
     def _refuse(self, reason: str, now_ms: int) -> list[ChangeDecision]:
-        return self._report("refused", reason, now_ms, f"the old version continues: {reason}")
+        report = self._report("refused", reason, now_ms, f"the old version continues: {reason}")
+        return [*self._preparation.give_up(), *report]
 
     def _keep(self, reason: str, now_ms: int) -> list[ChangeDecision]:
         return self._report("kept", reason, now_ms, f"the new version is unhealthy but kept, as requested: {reason}")
 
     def _roll_back(self, old: JobGraph, phase: UpgradePhase, reason: str, now_ms: int) -> list[ChangeDecision]:
-        self.phase = UpgradeStage.ROLLBACK
+        self.phase, given_up = UpgradeStage.ROLLBACK, self._preparation.give_up()
         record = self._current_record()
         self.record = msgspec.structs.replace(
             record, phase=phase, other=b"", reason=f"the old version is running again: {reason}", ended_ms=now_ms
@@ -426,7 +454,7 @@ class Upgrading:
         self.rejected[record.run_id] = now_ms
         command = RecordChange(record.token, record.back_run_id, old, self.record)
         self._send(command)
-        return [Note("upgrade", f"{phase}: {reason}"), StopForChange("the upgrade is rolled back", command)]
+        return [Note("upgrade", f"{phase}: {reason}"), *given_up, StopForChange("the upgrade is rolled back", command)]
 
     def closed(self, reason: str) -> list[ChangeDecision]:
         """End the upgrade with the job; fail its request if it is still open."""
@@ -435,7 +463,8 @@ class Upgrading:
             open_ended = open_ended or self._reply is not None
             self._command = self._reply = None  # it is not being written, and will not be
         self.phase, self._retry_ms = None, None
-        return [OperationEnded(self._current_record().token, error=reason)] if open_ended else []
+        given_up = self._preparation.give_up()
+        return [*given_up, OperationEnded(self._current_record().token, error=reason)] if open_ended else given_up
 
     # --- records ---------------------------------------------------------------------------------------------------
 
@@ -456,6 +485,7 @@ class Upgrading:
         if command is None:
             return []
         ended = self.phase is None
+        workers = self._preparation.take() if self.phase is UpgradeStage.SWITCH else ()
         if self.phase is UpgradeStage.INTENT:
             self.phase = UpgradeStage.WAIT
         elif self.phase is UpgradeStage.SWITCH:
@@ -467,7 +497,7 @@ class Upgrading:
         upgrade, old = self._current_record(), job.identity
         allowed = upgrade.policy.allow_non_restored_state if command.trial is not None else ()
         own = JobIdentity(old.job_id, command.run_id, old.generation, allow_non_restored_state=allowed)
-        steps: list[ChangeDecision] = [AdoptDefinition(command.graph, own)]
+        steps: list[ChangeDecision] = [AdoptDefinition(command.graph, own, workers=workers)]
         if command.trial is None and not ended:
             steps.append(OperationEnded(upgrade.token, uri=upgrade.savepoint, error=upgrade.reason))
         return steps

@@ -226,7 +226,7 @@ class JobDriver:
                 managers.release_slots(job_id, slots)
             case cmd.LaunchWorker(worker_id, slot):
                 self._where[worker_id] = slot.taskmanager_id
-                managers.start_worker(job_id, command, self.graph)
+                managers.start_worker(job_id, command, command.version or self.graph)
             case cmd.KeepWorker(worker_id, slot):
                 self._where[worker_id] = slot.taskmanager_id
             case cmd.WorkersDecided():

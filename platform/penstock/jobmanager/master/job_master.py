@@ -271,7 +271,7 @@ class JobMaster:
     def _on_report(self, worker_id: str, report: msg.WorkerReport, now_ms: int) -> list[cmd.Command]:
         """Handle a report; ignore that of a worker which is not of the present deployment."""
         deployment, checkpointing = self._deployed.of_worker(worker_id), self.checkpointing
-        if (following := self.job_change.rescaling.of_next(worker_id)) is not None:
+        if (following := self.job_change.preparation.of_worker(worker_id)) is not None:
             return following.reported(worker_id, report, now_ms)
         if deployment is None:
             return []
@@ -326,7 +326,7 @@ class JobMaster:
     def _on_worker_lost(self, lost: ev.WorkerLost, now_ms: int) -> list[cmd.Command]:
         worker_id, deployment = lost.worker_id, self._deployed.of_worker(lost.worker_id)
         self._held.worker_exited(worker_id)
-        if (following := self.job_change.rescaling.of_next(worker_id)) is not None:
+        if (following := self.job_change.preparation.of_worker(worker_id)) is not None:
             following.lost(worker_id, lost.reason)
         if self._adoption is not None:
             self._adoption.lost(worker_id)
@@ -353,7 +353,7 @@ class JobMaster:
         return []
 
     def _on_taskmanager_lost(self, taskmanager_id: str, reason: str, now_ms: int) -> list[cmd.Command]:
-        commands = self._apply(self.job_change.rescaling.taskmanager_lost(taskmanager_id), now_ms)
+        commands = self._apply(self.job_change.taskmanager_lost(taskmanager_id), now_ms)
         self._held.taskmanager_lost(taskmanager_id)
         for worker in [w for w in self._deployed.workers if w.slot.taskmanager_id == taskmanager_id]:
             text = f"its TaskManager {taskmanager_id} is gone: {reason}"
@@ -668,7 +668,7 @@ class JobMaster:
             self.last_workers = (*workers, *self.deployment.lost) or self.last_workers
         self._deployed, self._lost_connections = Deployments(), LostConnections()
         self._reports.halted()
-        commands += self._apply(self.job_change.rescaling.halted(reason), now_ms) + self._held.halt(workers, now_ms)
+        commands += self._apply(self.job_change.halted(reason), now_ms) + self._held.halt(workers, now_ms)
         return [*commands, cmd.CloseEnumerators()]
 
     def _cancel(self, now_ms: int) -> list[cmd.Command]:
@@ -677,7 +677,7 @@ class JobMaster:
         commands = self._dismiss(now_ms) if self._adoption is not None else []
         commands += self._held.halt(self._deployed.abandon(), now_ms)
         commands += self._apply(self.checkpointing.halt("the job was cancelled", now_ms), now_ms)
-        commands += self._apply(self.job_change.rescaling.halted("the job was cancelled"), now_ms)
+        commands += self._apply(self.job_change.halted("the job was cancelled"), now_ms)
         commands += self._apply(self.job_change.upgrading.closed("the job was cancelled"), now_ms)
         self._steps.to(Step.CANCELLING, now_ms + _EXIT_TIMEOUT_MS)
         return commands + self._broadcast(

@@ -68,6 +68,8 @@ class LaunchWorker:
     slot: Slot
     #: It takes the slot over when the worker that runs there has ended.
     beside: bool = False
+    #: The graph of its version of the job; None: that of the running one.
+    version: JobGraph | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""What a later checkpoint of the same subtasks adds to restored state; pure.
+"""The difference between two checkpoints of the state of the same subtasks; pure.
 
-`state.store` applies it to tables that hold the earlier checkpoint, so that only the difference is read. There is no
+`state.store` loads it into tables that hold the earlier checkpoint. There is no
 difference if one of the new segments is the result of a compaction: it may lack deletions of rows that were restored.
 """
 

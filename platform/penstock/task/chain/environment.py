@@ -163,7 +163,7 @@ class LoadedState(Protocol):
         """Return the state of one operator at a later checkpoint; None: it has to be read as a whole."""
 
     def close(self) -> None:
-        """Free the state that nobody took."""
+        """Free the state that was not taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,7 @@ class PreparedState:
         return store
 
     def close(self) -> None:
-        """Free the state that nobody took."""
+        """Free the state that was not taken."""
         stores, self._stores = self._stores, {}
         for store in stores.values():
             store.close()
@@ -145,7 +145,7 @@ class Preparation:
         return state
 
     def close(self) -> None:
-        """Free what nobody took; if it is being loaded, after that."""
+        """Free the state that was not taken; if it is being loaded, after that."""
         self._closed = True
         if self._loading.acquire(blocking=False):
             try:

@@ -1,6 +1,7 @@
 """Before a rescale of a job with much state, the next workers load it while the old ones run."""
 
 import pytest
+from tests.unit.jobmanager.change import test_upgrade as upgrade
 from tests.unit.jobmanager.change.test_rescale import ask, assert_published_once, story, widths
 
 from penstock.jobmanager.deploy.job_status import JobStatus
@@ -12,7 +13,7 @@ from penstock.rpc import messages as msg
 @pytest.fixture
 def running(world_of, graph_of):
     """A running job that prepares each rescale."""
-    return world_of(graph_of(rescale_prepare_bytes=0)).start().pass_time(1500)
+    return world_of(graph_of(prepare_state_bytes=0)).start().pass_time(1500)
 
 
 def launched(world, event):
@@ -171,8 +172,66 @@ def test_a_new_leader_adopts_the_old_workers_and_kills_the_next_ones(world_of, r
         execute(command),
     )
     following.take_over(running)
-    following.slots |= {w.worker_id: w.slot for w in running.master.job_change.rescaling._current.next.workers.values()}
+    following.slots |= {w.worker_id: w.slot for w in running.master.job_change.preparation._next.workers.values()}
     following.register()
     assert set(killed) == names
     assert following.master.status.state is JobStatus.RUNNING
     assert widths(following) == ({2}, {"r"}, 4)
+
+
+# --- upgrades ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("from_checkpoint", [False, True])
+def test_the_workers_of_a_new_version_load_its_state_before_the_stop(running, from_checkpoint):
+    running.deaf.add(msg.PrepareTasks)
+    versions = []
+    execute = running._execute
+
+    def recorded(command):
+        if isinstance(command, LaunchWorker):
+            versions.append(command.version)
+        execute(command)
+
+    running._execute = recorded
+    running.post(upgrade.ask(running.master.graph, from_checkpoint=from_checkpoint))
+    assert [version.fingerprint for version in versions] == ["new", "new"]
+    assert upgrade.running(running)[0] == {"r"}
+    assert not any(isinstance(m, msg.TriggerCheckpoint) and m.kind == "stop" for _, m in running.sent)
+    names = [name for name, worker in running.workers.items() if not worker.tasks]
+    running.deaf.clear()
+    for name in names:
+        running.post(ev.WorkerReported(name, msg.TasksPrepared(job_id="a" * 32, round=1)))
+    assert upgrade.running(running)[0] == {"new-t"}
+    assert set(running.workers) == set(names)
+    running.pass_time(5000)
+    assert running.operations["t"].error == ""
+    upgrade.assert_exact(running)
+
+
+def test_a_job_that_fails_while_a_new_version_is_prepared_is_upgraded_later(running):
+    running.deaf.add(msg.PrepareTasks)
+    running.post(upgrade.ask(running.master.graph))
+    old = next(name for name, worker in running.workers.items() if worker.tasks)
+    running.deaf.clear()
+    running.kill(old).pass_time(8000)
+    assert running.operations["t"].error == ""
+    assert upgrade.running(running)[0] == {"new-t"}
+    upgrade.assert_exact(running)
+
+
+def test_a_version_that_is_rolled_back_leaves_no_worker(running):
+    running.post(upgrade.ask(running.master.graph))
+    assert upgrade.running(running)[0] == {"new-t"}
+    running.post(ev.UpgradeJudged(healthy=False)).pass_time(3000)
+    assert upgrade.running(running)[0] == {"back-t"}
+    assert len(running.workers) == 2
+    upgrade.assert_exact(running)
+
+
+def test_a_version_whose_workers_cannot_start_waits_for_the_stop(running):
+    running.prepare_error = "the new code cannot be imported"
+    running.post(upgrade.ask(running.master.graph)).pass_time(3000)
+    assert upgrade.running(running)[0] == {"new-t"}
+    assert any("state is read after the stop: the new code" in e.text for e in running.master.event_log.entries())
+    upgrade.assert_exact(running)
