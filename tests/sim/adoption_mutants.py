@@ -10,6 +10,7 @@ from tests.sim.workload import Phase
 from penstock.checkpoint import recovery
 from penstock.checkpoint.job_lease import JobLease
 from penstock.checkpoint.manifest_log import LogEntry
+from penstock.graph.task_deployment import Attempts
 from penstock.jobmanager.deploy.adoption import Adoption, Verdict
 from penstock.jobmanager.deploy.deployment import AdoptedTask
 from penstock.jobmanager.deploy.split_assigner import SplitAssigner
@@ -30,9 +31,9 @@ def _impatient(patch: Patch) -> None:
         if verdict is not Verdict.RESTART or self._obstacle or self.recovered is None or not self._tasks:
             return verdict, reason
         worker = next(iter(self.workers))
-        for vertex_id, subtask in self._subtasks - set(self._tasks):
+        for vertex_id, subtask in self._places.keys() - self._tasks.keys():
             task = RunningTask(vertex_id=vertex_id, subtask=subtask, state="RUNNING", splits=())
-            self._tasks[vertex_id, subtask] = AdoptedTask(worker, task)
+            self._tasks[vertex_id, subtask] = AdoptedTask(worker, task, self.ids.attempt)
         return Verdict.ADOPT, ""
 
     patch.setattr(Adoption, "decide", hasty)
@@ -70,9 +71,9 @@ def _owners_forgotten(patch: Patch) -> None:
 def _first_attempt_stays(patch: Patch) -> None:
     record = JobLease.record_attempt
 
-    def once(self: JobLease, attempt: int) -> None:
+    def once(self: JobLease, attempts: Attempts) -> None:
         if not self.record.attempt:
-            record(self, attempt)
+            record(self, attempts)
 
     patch.setattr(JobLease, "record_attempt", once)
 
@@ -95,6 +96,6 @@ ADOPTION = (
     Mutant("a split assigned twice", _owners_forgotten, {}, _CHANGES, {**_SLOW, "phases": [Phase(3)]}),
     Mutant(
         "an earlier attempt adopted", _first_attempt_stays, {}, {**_LOSSES, "worker-zombie": 2.0}, _SLOW,
-        seeds=200, likely=18, every_ms=100,
+        seeds=200, likely=25, every_ms=100,
     ),
 )  # fmt: skip

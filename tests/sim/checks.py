@@ -46,6 +46,8 @@ class Checks:
         self._newest = "", 0.0
         self._last: dict[str, int] = {}
         self._ended: set[str] = set()
+        #: The newest attempt of each vertex that has started in a worker.
+        self._attempts: dict[str, int] = {}
         #: Generation that has triggered a checkpoint of a run.
         self._triggered: dict[tuple[str, int], int] = {}
         #: (marker group, checkpoint id) of all output some manifest of a checkpoint names.
@@ -186,6 +188,8 @@ class Checks:
 
     def watch(self, subtask: Subtask) -> None:
         """Look at everything the subtask takes from its gate, and at what it was restored from."""
+        started = subtask.deployment.execution
+        self._attempts[started.vertex_id] = max(started.attempt, self._attempts.get(started.vertex_id, 0))
         if not self._world.plan.aligned and subtask.deployment.restored_checkpoint is not None:
             self._repeating |= {_region(subtask)} if self._barrier not in ("stop", "drain") else set()
         gate: Any = subtask._gate
@@ -236,8 +240,11 @@ class Checks:
         running = Counter((task.vertex_id, task.subtask) for answer in told.values() for task in answer.tasks)
         if missing := sorted(subtasks - set(running)):
             self._world.scheduler.fail(f"adopted without {len(missing)} of {len(subtasks)} subtasks")
-        if len({answer.attempt for answer in told.values()}) > 1:
-            self._world.scheduler.fail("subtasks of two attempts are adopted")
+        for answer in told.values():
+            earlier = [t for t in answer.tasks if answer.attempt != self._attempts.get(t.vertex_id)]
+            if earlier:
+                newest = self._attempts.get(earlier[0].vertex_id)
+                self._world.scheduler.fail(f"attempt {answer.attempt} is adopted, attempt {newest} has started")
 
     def acknowledged(self, master: JobMaster, checkpoint_id: int) -> None:
         """A checkpoint is complete: each present execution has its part in it, and no other."""

@@ -76,6 +76,7 @@ SEEN = (
     "leader-elected",
     "leader-superseded",
     "workers-adopted",
+    "restarted-region-adopted",
     "workers-not-adopted",
     "swept-file",
     "compaction",

@@ -114,7 +114,7 @@ class Leader:
         self.master.event_log = Story(lambda kind, text: self.world.scheduler.note(f"{self.owner} {kind}: {text}"))
         self.ready = True
         self._renew()
-        self.post(ev.Start(self.store.attempt, _RECONCILE_MS))
+        self.post(ev.Start(self.store.attempts, _RECONCILE_MS))
 
     def die(self) -> None:
         """SIGKILL."""
@@ -171,8 +171,9 @@ class Leader:
                 self._record_change(command)
             case cmd.ReleaseSlots(slots):
                 self._tell(self._pool.release(self.run.job_id, slots))
-            case cmd.RecordAttempt(attempt):
-                self._call("record attempt", partial(store.record_attempt, attempt), partial(self._recorded, attempt))
+            case cmd.RecordAttempt(attempts):
+                recorded = partial(self._recorded, attempts.newest)
+                self._call("record attempt", partial(store.record_attempt, attempts), recorded)
             case cmd.KeepWorker(worker_id, slot):
                 self._where[worker_id] = slot.taskmanager_id
             case cmd.WorkersDecided():
@@ -425,6 +426,7 @@ class Leader:
         deployment = self.master.deployment if self.master is not None else None
         if deployment is not None and deployment.deployed:
             self.world.swarm.seen("workers-adopted")
+            self.world.swarm.seen("restarted-region-adopted", bool(deployment.attempts.earlier))
             self.world.checks.adopted(self.run.graph, self._told)
         elif self._where:
             self.world.swarm.seen("workers-not-adopted")

@@ -30,6 +30,23 @@ def test_without_faults_nothing_restarts(seed):
     assert result.counts["checkpoint-completed"] > 2
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_next_leader_adopts_a_region_that_has_restarted(seed):
+    simulated = world(seed)
+    simulated.plan.split(3, random.Random(seed))
+
+    def kill_leader_after_restart() -> None:
+        if simulated.swarm.counts["region-restarted"]:
+            simulated.nemesis.now("jobmanager-killed")
+        else:
+            simulated.scheduler.at(5, "kill the leader", kill_leader_after_restart)
+
+    simulated.scheduler.at(200, "kill a worker", lambda: simulated.nemesis.now("worker-killed"))
+    simulated.scheduler.at(200, "kill the leader", kill_leader_after_restart)
+    counts = simulated.execute().counts
+    assert (counts["restarted-region-adopted"], counts["workers-not-adopted"], counts["restart"]) == (1, 0, 0)
+
+
 @pytest.mark.parametrize("folder", ["data/", "pending/"])
 def test_a_missing_file_of_the_newest_checkpoint_ends_the_job_and_is_named(folder):
     """Neither an endless row of restarts, nor an older checkpoint in its place."""

@@ -2,7 +2,7 @@
 
 The JobManager's job driver holds it and renews it by compare-and-set. Safety does not depend on the clock: the
 generation of the lease seals the manifest log. The lease only lets a second process fail at once with the name of the
-holder. It also names the newest attempt of the job, which a later leader may adopt.
+holder. It also names the newest attempt of each vertex, which a later leader may adopt.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
 from penstock.core.errors import JobIdentityError, LeadershipLostError, SnapshotDamagedError, StorageError
 from penstock.core.structs import prepare
+from penstock.graph.task_deployment import Attempts
 
 LEASE = "lease.json"
 _MAX_RACES = 20
@@ -48,8 +49,15 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     expires_ms: int
     released: bool = False
     renewals: int = 0
-    #: Of the newest deployment whose tasks may run; 0: none. Kept by the next leader until its own deployment.
+    #: The fields of `attempts`, which the next leader keeps until its own deployment. A version that does not know
+    #: `earlier` reads one attempt, and adopts no workers of others.
     attempt: int = 0
+    earlier: dict[str, int] = {}
+
+    @property
+    def attempts(self) -> Attempts:
+        """The newest attempt of each vertex."""
+        return Attempts(self.attempt, self.earlier)
 
 
 prepare(LeaseRecord)
@@ -104,8 +112,8 @@ class JobLease:
                 continue
             held = msgspec.json.decode(data, type=LeaseRecord)
             self._refuse_held(held, take_over=take_over)
-            attempt = held.attempt if held.job_id == job_id else 0
-            wanted = msgspec.structs.replace(self._next(job_id, held.generation, held.renewals), attempt=attempt)
+            attempts = held.attempts if held.job_id == job_id else Attempts()
+            wanted = _with(self._next(job_id, held.generation, held.renewals), attempts)
             if self._store.put_if_match(LEASE, msgspec.json.encode(wanted), etag):
                 self._record = wanted
                 return wanted
@@ -118,15 +126,15 @@ class JobLease:
         Raises:
             LeadershipLostError: another process has taken it. SnapshotDamagedError: the lease was deleted.
         """
-        self._swap(lambda held: self._renewed(held, held.attempt))
+        self._swap(self._renewed)
 
-    def record_attempt(self, attempt: int) -> None:
-        """Write the attempt of a deployment, and extend the lease; raises like `renew`."""
-        self._swap(lambda held: self._renewed(held, attempt))
+    def record_attempt(self, attempts: Attempts) -> None:
+        """Write the attempts that a deployment leaves, and extend the lease; raises like `renew`."""
+        self._swap(lambda held: _with(self._renewed(held), attempts))
 
-    def _renewed(self, held: LeaseRecord, attempt: int) -> LeaseRecord:
+    def _renewed(self, held: LeaseRecord) -> LeaseRecord:
         expires_ms = self._clock.now_ms() + self._ttl_ms
-        return msgspec.structs.replace(held, expires_ms=expires_ms, renewals=held.renewals + 1, attempt=attempt)
+        return msgspec.structs.replace(held, expires_ms=expires_ms, renewals=held.renewals + 1)
 
     def release(self) -> None:
         """Release the lease by overwriting it, as stores have no conditional delete; a lost lease is fine."""
@@ -175,6 +183,10 @@ class JobLease:
         seconds = (held.expires_ms - self._clock.now_ms()) / 1000
         msg = f"{self._store.uri} is run by {_describe_holder(held)}; its lease lasts another {seconds:.0f} s"
         raise JobIdentityError(msg, hint="stop that job, wait, or use another job name or checkpoint root")
+
+
+def _with(record: LeaseRecord, attempts: Attempts) -> LeaseRecord:
+    return msgspec.structs.replace(record, attempt=attempts.newest, earlier=attempts.earlier)
 
 
 def _describe_holder(record: LeaseRecord) -> str:

@@ -30,6 +30,19 @@ class ExecutionId(msgspec.Struct, frozen=True, order=True):
         return f"{self.vertex_id[:8]}_{self.subtask}#{self.attempt}"
 
 
+class Attempts(msgspec.Struct, frozen=True):
+    """The newest attempt of each vertex of a job: tasks of earlier ones must not run."""
+
+    #: Of the vertices that were deployed last; 0: no tasks may run.
+    newest: int = 0
+    #: Vertex id -> attempt of the others: they continued while a region restarted.
+    earlier: dict[str, int] = {}
+
+    def of(self, vertex_id: str) -> int:
+        """Return the newest attempt of a vertex."""
+        return self.earlier.get(vertex_id, self.newest)
+
+
 class ChannelId(msgspec.Struct, frozen=True, order=True):
     """A channel between two subtasks of one deployment.
 

@@ -10,6 +10,7 @@ from penstock.checkpoint.ha_records import JobRecord
 from penstock.checkpoint.job_lease import JobLease, LeaseHolder, LeaseRecord
 from penstock.core.errors import JobIdentityError, LeadershipLostError, StorageError
 from penstock.core.rand import SeededRand
+from penstock.graph.task_deployment import Attempts
 
 
 def holder(name, pid=1, machine="elsewhere"):
@@ -62,16 +63,31 @@ def test_a_deleted_lease_file_does_not_bring_old_generations_back(lease_of, stor
 
 def test_an_attempt_stays_in_the_lease_for_the_next_leader_of_the_same_job(memory, clock):
     first = JobLease(memory, holder("one"), clock, ttl_ms=1000)
-    assert first.acquire("j").attempt == 0
-    first.record_attempt(70_000)
+    assert first.acquire("j").attempts == Attempts()
+    first.record_attempt(mixed := Attempts(70_000, {"v": 65_536}))
     first.renew()
     later = msgspec.structs.replace(holder("one"), leader_generation=2)
     second = JobLease(memory, later, clock, ttl_ms=1000)
-    assert second.acquire("j").attempt == 70_000
+    assert second.acquire("j").attempts == mixed
+    assert (mixed.of("v"), mixed.of("w")) == (65_536, 70_000)
     with pytest.raises(LeadershipLostError):
-        first.record_attempt(70_001)
+        first.record_attempt(Attempts(70_001))
+    second.record_attempt(Attempts(70_002))
+    assert second.record.attempts == Attempts(70_002), "a restart of the whole job"
     second.release()
-    assert JobLease(memory, holder("two"), clock, ttl_ms=1000).acquire("another").attempt == 0
+    assert JobLease(memory, holder("two"), clock, ttl_ms=1000).acquire("another").attempts == Attempts()
+
+
+def test_a_lease_of_one_attempt_is_read_and_a_reader_of_one_attempt_gets_the_newest(memory, clock):
+    """Leaders of the version before attempts of vertices: adopting the newest alone, they adopt no earlier one."""
+    lease = JobLease(memory, holder("one"), clock, ttl_ms=1000)
+    lease.acquire("j")
+    lease.record_attempt(Attempts(70_000, {"v": 65_536}))
+    stored = msgspec.json.decode(memory.read(job_lease.LEASE))
+    assert stored["attempt"] == 70_000
+    del stored["earlier"]
+    memory.put(job_lease.LEASE, msgspec.json.encode(stored))
+    assert JobLease(memory, holder("one"), clock, ttl_ms=1000).acquire("j").attempts == Attempts(70_000)
 
 
 def test_a_renewal_whose_answer_was_lost_is_no_loss(memory, clock):

@@ -19,7 +19,7 @@ from penstock.core.rand import SeededRand
 from penstock.core.snapshot import CheckpointMetrics, Committable, FileRef, OperatorStateSnapshot, SubtaskSnapshot
 from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex, KeyGroup, OperatorSpec
 from penstock.graph.rescale import is_adaptive
-from penstock.graph.task_deployment import decode_deployment
+from penstock.graph.task_deployment import Attempts, decode_deployment
 from penstock.jobmanager.jobs.job_store import _with_trial
 from penstock.jobmanager.master.job_master import JobIdentity, JobMaster
 from penstock.jobmanager.messages import commands as cmd
@@ -295,7 +295,7 @@ class World:
         self.terminal: cmd.JobTerminal | None = None
         self.wake: int | None = None
         #: In the job's lease.
-        self.attempt = 0
+        self.attempts = Attempts()
         self.held_discovery: list = []
         self.hold_discovery = False
         #: What a rescale has put into the job's record; why it cannot.
@@ -338,12 +338,12 @@ class World:
     def take_over(self, before: World, reconcile_ms: int = 2_000) -> World:
         """Start as the leader after that of `before`, whose workers still run and have not registered."""
         self.splits, self.owed, self.output = before.splits, before.owed, before.output
-        self.free, self.attempt = before.free, before.attempt
+        self.free, self.attempts = before.free, before.attempts
         self.slots = {worker.worker_id: worker.slot for worker in before.master.deployment.workers.values()}
         self.workers = before.workers
         for worker in self.workers.values():
             worker.world = self
-        return self.post(ev.Start(self.attempt, reconcile_ms))
+        return self.post(ev.Start(self.attempts, reconcile_ms))
 
     def register(self, *worker_ids: str) -> World:
         """Let the TaskManager register with these workers, or with all."""
@@ -382,9 +382,9 @@ class World:
         match command:
             case cmd.ReadLog():
                 post(ev.LogRead(self.log.read(), tuple(self.store.list("pending/")), self.source))
-            case cmd.RecordAttempt(attempt):
-                self.attempt = attempt
-                post(ev.AttemptRecorded(attempt))
+            case cmd.RecordAttempt(attempts):
+                self.attempts = attempts
+                post(ev.AttemptRecorded(attempts.newest))
             case cmd.RequestSlots(count, wait):
                 if count <= len(self.free):
                     taken, self.free = self.free[:count], self.free[count:]

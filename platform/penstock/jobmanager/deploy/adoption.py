@@ -1,7 +1,7 @@
 """Decides whether a job continues with the workers of an earlier leader; pure.
 
-A member of `master.job_master` while the job is RECONCILING. It adopts a whole attempt or nothing: see the decision
-record 22.
+A member of `master.job_master` while the job is RECONCILING. It adopts the newest attempt of every vertex or nothing:
+see the decision record 22.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 from penstock.core.errors import PenstockError
 from penstock.graph.execution_graph import PlanIds
 from penstock.graph.job_graph import JobGraph, required_slots, slots_of
+from penstock.graph.task_deployment import Attempts
 from penstock.jobmanager.deploy.deployment import AdoptedTask, Recovered, Worker
 from penstock.jobmanager.deploy.job_log import JobIdentity, plan_restore
 from penstock.jobmanager.messages.commands import Command, KeepWorker, KillWorker, ReleaseSlots, SendToWorker
@@ -37,9 +38,10 @@ class Verdict(enum.Enum):
 class Adoption:
     """The workers of one job, as far as they are known."""
 
-    def __init__(self, graph: JobGraph, ids: PlanIds, deadline_ms: int) -> None:
-        """Wait until `deadline_ms` for all workers of `ids`: of this leader's generation and the attempt to adopt."""
+    def __init__(self, graph: JobGraph, ids: PlanIds, attempts: Attempts, deadline_ms: int) -> None:
+        """Wait until `deadline_ms` for all workers of `attempts`; `ids`: of this leader, with the newest attempt."""
         self.ids = ids
+        self._attempts = attempts
         self._graph = graph
         self.deadline_ms = deadline_ms
         #: The recovery plan from the log; None before it is read.
@@ -129,9 +131,9 @@ class Adoption:
         match report:
             case TasksReported() if report.generation == self.ids.generation:
                 self._answered(worker_id, report)
-            case TaskState() if report.attempt == self.ids.attempt:
+            case TaskState() if report.attempt == self._attempts.of(report.vertex_id):
                 self._change((report.vertex_id, report.subtask), state=report.state)
-            case InputEnded() if report.attempt == self.ids.attempt:
+            case InputEnded() if report.attempt == self._attempts.of(report.vertex_id):
                 self._change((report.vertex_id, report.subtask), input_ended=True)
 
     def decide(self, now_ms: int) -> tuple[Verdict, str]:
@@ -170,8 +172,10 @@ class Adoption:
             return
         worker.endpoint, worker.pid = report.endpoint, report.pid
         self.newest_checkpoint = max(self.newest_checkpoint, report.newest_checkpoint)
-        if (report.run_id, report.attempt) != (self.ids.run_id, self.ids.attempt):
-            self.refuse(f"worker {worker_id} runs attempt {report.attempt}, the newest is {self.ids.attempt}")
+        newest = {self._attempts.of(task.vertex_id) for task in report.tasks}
+        if (report.run_id, {report.attempt}) != (self.ids.run_id, newest):
+            own = max(newest, default=self.ids.attempt)
+            self.refuse(f"worker {worker_id} runs attempt {report.attempt}, the newest is {own}")
         if report.stopping:
             self.refuse("a stop of the job was under way")
         for task in report.tasks:
@@ -183,7 +187,7 @@ class Adoption:
             for split in task.splits or ():
                 if self._owners.setdefault((task.vertex_id, split), task.subtask) != task.subtask:
                     self.refuse(f"two subtasks read split {split}")
-            self._tasks[where] = AdoptedTask(worker_id, task)
+            self._tasks[where] = AdoptedTask(worker_id, task, report.attempt)
 
     def _change(self, where: _Where, **changes: object) -> None:
         task = self._tasks.get(where)

@@ -22,7 +22,7 @@ from penstock.core.snapshot import Committable, pending_text
 from penstock.graph.execution_graph import Placement, PlanIds, peers_of, plan
 from penstock.graph.job_graph import JobGraph, OperatorSpec, required_slots
 from penstock.graph.restore_plan import RestorePlan
-from penstock.graph.task_deployment import ExecutionId, encode_deployment, encode_peers
+from penstock.graph.task_deployment import Attempts, ExecutionId, encode_deployment, encode_peers
 from penstock.jobmanager.deploy.split_assigner import SplitAssigner
 from penstock.jobmanager.messages.commands import (
     Command,
@@ -78,6 +78,7 @@ class AdoptedTask:
 
     worker_id: str
     report: RunningTask
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,13 @@ class Deployment:
     def needed(self) -> int:
         """Number of slots the job needs."""
         return self._needed
+
+    @property
+    def attempts(self) -> Attempts:
+        """The attempt of each vertex; those of a part that restarts are newer."""
+        present = {vertex.id: self.executions[vertex.id, 0].id.attempt for vertex in self.graph.vertices}
+        newest = max(present.values())
+        return Attempts(newest, {vertex_id: attempt for vertex_id, attempt in present.items() if attempt < newest})
 
     @property
     def fenced(self) -> bool:
@@ -280,6 +288,7 @@ class Deployment:
         for task in tasks:
             where = task.report.vertex_id, task.report.subtask
             execution, splits[where] = self.executions[where], task.report.splits or ()
+            execution.id = ExecutionId(*where, task.attempt)
             execution.worker_id, execution.state, execution.start_ms = task.worker_id, "RUNNING", now_ms
             execution.input_ended = task.report.input_ended
             self._executions_by_worker.setdefault(task.worker_id, []).append(execution)
@@ -291,7 +300,7 @@ class Deployment:
         return commands
 
     def attempt_recorded(self) -> list[Command]:
-        """Handle that the job's lease names this attempt."""
+        """Handle that the job's lease names this attempt as the newest."""
         self.recorded = True
         return self._advance()
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from penstock.graph.failover import failover_regions
+from penstock.graph.task_deployment import Attempts
 from penstock.jobmanager.deploy.deployment import START_TIMEOUT_MS, Deployment, Recovered, Worker, publishing_sinks
 from penstock.jobmanager.messages.commands import Command, ReadLog, RecordAttempt
 from penstock.jobmanager.messages.placement import Slot
@@ -56,10 +57,13 @@ class RegionRestart:
         """The uids of its sinks that publish under a permit."""
         return frozenset(publishing_sinks(self.part.graph))
 
-    def begin(self, free: Iterable[Slot], now_ms: int) -> list[Command]:
-        """Deploy the part into these slots of the job and others; all appends that have begun are in the log read."""
+    def begin(self, attempts: Attempts, free: Iterable[Slot], now_ms: int) -> list[Command]:
+        """Deploy the part into these slots of the job and others; all appends that have begun are in the log read.
+
+        `attempts`: of the whole job, with this part.
+        """
         self.begun, self.deadline_ms = True, now_ms + START_TIMEOUT_MS
-        return [ReadLog(), RecordAttempt(self.part.ids.attempt), *self.part.begin(free)]
+        return [ReadLog(), RecordAttempt(attempts), *self.part.begin(free)]
 
     def own(self, recovered: Recovered) -> Recovered:
         """Return the recovery decision without the output of other regions, whose sinks publish it."""

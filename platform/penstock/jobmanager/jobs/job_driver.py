@@ -22,6 +22,7 @@ from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDam
 from penstock.core.failpoints import FailpointError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph
+from penstock.graph.task_deployment import Attempts
 from penstock.jobmanager.change.decisions import Failure
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.deploy.job_log import JobIdentity
@@ -120,7 +121,7 @@ class JobDriver:
         self._parts.taskmanagers.attach(record.job_id, self.post, record.name)
         self._spawn(self._renew_lease())
         kept = self._parts.taskmanagers.kept_workers(record.job_id) if reconcile_ms else ()
-        begin = ev.Start(self._parts.store.attempt if reconcile_ms else 0, reconcile_ms)
+        begin = ev.Start(self._parts.store.attempts if reconcile_ms else Attempts(), reconcile_ms)
         self._events.extendleft(reversed((begin, *kept)))  # requests that arrived before the start follow it
         self._handle()
 
@@ -213,8 +214,8 @@ class JobDriver:
                 managers.send(taskmanager_id, worker_ids, message)
             case cmd.ReadLog(list_files):
                 self._spawn(self._read_log(list_files=list_files))
-            case cmd.RecordAttempt(attempt):
-                self._spawn(self._record_attempt(attempt))
+            case cmd.RecordAttempt(attempts):
+                self._spawn(self._record_attempt(attempts))
             case cmd.AppendManifest():
                 self._spawn(self._append(command))
             case cmd.DeleteEntries():
@@ -263,15 +264,15 @@ class JobDriver:
         else:
             self.post(ev.LogRead(entries, files, source))
 
-    async def _record_attempt(self, attempt: int) -> None:
+    async def _record_attempt(self, attempts: Attempts) -> None:
         try:
-            await self._in_thread(self._parts.store.record_attempt, attempt)
+            await self._in_thread(self._parts.store.record_attempt, attempts)
         except LeadershipLostError as error:
             self._break(error)
         except PenstockError as error:
             self.post(_log_failed(error))
         else:
-            self.post(ev.AttemptRecorded(attempt))
+            self.post(ev.AttemptRecorded(attempts.newest))
 
     async def _append(self, command: cmd.AppendManifest) -> None:
         try:

@@ -48,6 +48,7 @@ from penstock.core.rand import Rand
 from penstock.core.structs import prepare
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.state_check import check_states, require_fit
+from penstock.graph.task_deployment import Attempts
 from penstock.jobmanager.deploy.job_log import require_resumable
 
 
@@ -201,13 +202,13 @@ class JobStore:
             self._store.delete(path)
 
     @property
-    def attempt(self) -> int:
-        """The newest attempt of the job whose tasks may run; 0: none."""
-        return self._lease.record.attempt
+    def attempts(self) -> Attempts:
+        """The newest attempt of each vertex whose tasks may run."""
+        return self._lease.record.attempts
 
-    def record_attempt(self, attempt: int) -> None:
-        """Write the attempt of a deployment before its tasks are sent."""
-        self._lease.record_attempt(attempt)
+    def record_attempt(self, attempts: Attempts) -> None:
+        """Write the attempts that a deployment leaves, before its tasks are sent."""
+        self._lease.record_attempt(attempts)
 
     def renew(self) -> None:
         """Extend the lease."""

@@ -405,11 +405,11 @@ class JobMaster:
     # --- the workers of an earlier leader --------------------------------------------------------------------------
 
     def _start(self, start: ev.Start, now_ms: int) -> list[cmd.Command]:
-        if not start.attempt or self.job_change.upgrading.phase is not None:
+        if not start.attempts.newest or self.job_change.upgrading.phase is not None:
             self._steps.to(Step.WAITING, now_ms)
             return [cmd.WorkersDecided()]
-        ids = self.identity.plan_ids(start.attempt)
-        self._adoption = Adoption(self.graph, ids, now_ms + start.reconcile_ms)
+        ids = self.identity.plan_ids(start.attempts.newest)
+        self._adoption = Adoption(self.graph, ids, start.attempts, now_ms + start.reconcile_ms)
         self._steps.to(Step.RECONCILING, self._adoption.deadline_ms)
         self.status.to(JobStatus.RECONCILING, now_ms)
         return [cmd.ReadLog()]
@@ -519,7 +519,8 @@ class JobMaster:
                 return []
             used = {worker.slot for worker in deployment.workers.values()}
             self.event_log.add(now_ms, "deploy", f"restart {self.restarts}, {region.name}")
-            return region.begin([slot for slot in self._held.slots if slot not in used], now_ms)
+            free = [slot for slot in self._held.slots if slot not in used]
+            return region.begin(deployment.attempts, free, now_ms)
         if not region.running:
             return []
         self._deployed.join()
@@ -539,7 +540,7 @@ class JobMaster:
         surplus = self._held.trim(deployment.needed)
         wait = self.job_change.adapting.requests_wait
         begun = deployment.begin(self._held.slots, wait=wait, prepared=prepared)
-        record = cmd.RecordAttempt(deployment.ids.attempt)
+        record = cmd.RecordAttempt(deployment.attempts)
         return [cmd.ReadLog(list_files=first), record, *killed, *surplus, *begun]
 
     def _new_deployment(self, graph: JobGraph) -> Deployment:

@@ -8,6 +8,7 @@ from penstock.checkpoint.ha_records import UpgradeRecord
 from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.recovery import Trial
 from penstock.graph.job_graph import JobGraph
+from penstock.graph.task_deployment import Attempts
 from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc.messages import WorkerCommand
 
@@ -24,9 +25,9 @@ class ReadLog:
 
 @dataclass(frozen=True, slots=True)
 class RecordAttempt:
-    """Write the attempt to the job's lease; answered by `AttemptRecorded` or `LogFailed`."""
+    """Write the attempt of each vertex to the job's lease; answered by `AttemptRecorded` or `LogFailed`."""
 
-    attempt: int
+    attempts: Attempts
 
 
 @dataclass(frozen=True, slots=True)

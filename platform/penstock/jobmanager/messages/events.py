@@ -12,6 +12,7 @@ from penstock.checkpoint.ha_records import UpgradePolicy
 from penstock.checkpoint.manifest_log import LogEntry, Manifest
 from penstock.core.elements import BarrierKind
 from penstock.graph.job_graph import JobGraph
+from penstock.graph.task_deployment import Attempts
 from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc.messages import WorkerReport
 
@@ -20,8 +21,9 @@ from penstock.rpc.messages import WorkerReport
 class Start:
     """The lease is held and the log is sealed: the job can begin."""
 
-    #: The attempt that an earlier leader may have left running, and how long to wait for its workers; 0: do not adopt.
-    attempt: int = 0
+    #: The attempts that an earlier leader may have left running, and how long to wait for its workers. Without a newest
+    #: attempt, none are adopted.
+    attempts: Attempts = field(default_factory=Attempts)
     reconcile_ms: int = 0
 
 
@@ -34,7 +36,7 @@ class WorkersKept:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecorded:
-    """Answer to `RecordAttempt`: the job's lease names this attempt. A failure is answered by `LogFailed`."""
+    """Answer to `RecordAttempt`: the job's lease names this newest attempt. A failure is answered by `LogFailed`."""
 
     attempt: int
 

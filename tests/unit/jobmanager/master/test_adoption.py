@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from penstock.graph.task_deployment import Attempts
 from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
@@ -117,7 +118,7 @@ def test_a_failure_after_the_adoption_restarts_the_job_from_its_newest_checkpoin
     newest = second.manifests()[-1].checkpoint_id
     second.kill(next(iter(second.workers))).pass_time(10_000)
     assert restarted(second)
-    assert second.attempt == second.master.deployment.ids.attempt
+    assert second.attempts == Attempts(second.master.deployment.ids.attempt)
     assert second.master.deployment.recovered.plan.restored.checkpoint_id >= newest
     assert set(second.output.values()) == {1}
 
@@ -222,7 +223,7 @@ def test_a_worker_lost_meanwhile_restarts_the_job_at_once(taken_over):
 
 def test_without_an_attempt_in_the_lease_nothing_is_waited_for(world_of, graph_of):
     first = world_of(graph_of()).start()
-    first.attempt = 0
+    first.attempts = Attempts()
     second = world_of(graph_of(), generation=2).take_over(first)
     assert restarted(second)
 

@@ -6,6 +6,7 @@ import pytest
 from tests.unit.jobmanager.conftest import JOB, SINK, SOURCE, acknowledge, with_region
 
 from penstock.config.settings import RestartStrategy
+from penstock.graph.task_deployment import Attempts
 from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
@@ -62,7 +63,7 @@ def test_only_the_failed_region_restarts_and_the_job_stays_running(regions_of):
     assert told(world, kept, msg.DeployTasks) == told(world, kept, msg.AssignSplits) == []
     assert world.master.status.entered_ms.keys() == {JobStatus.CREATED, JobStatus.RUNNING}
     assert world.master.restarts == 1
-    assert world.attempt == (1 << 16) + 1
+    assert world.attempts == Attempts((1 << 16) + 1, {SOURCE_2: 1 << 16, SINK_2: 1 << 16})
     assert story(world, "restart") == ["region of orders restarts in 100 ms; the other regions continue"]
 
 
@@ -335,13 +336,67 @@ def test_a_job_is_cancelled_while_a_region_restarts(regions_of):
     assert world.workers == {}
 
 
-def test_a_new_leader_restarts_a_job_whose_region_has_restarted(world_of, regions_of):
+@pytest.fixture
+def restarted_once(regions_of):
+    """Return a running job whose first region has restarted, and its worker of the earlier attempt."""
     first = regions_of().pass_time(1500)
-    first.kill(worker_of(first, SOURCE)).pass_time(DELAY_MS)
+    zombie = worker_of(first, SOURCE)
+    earlier = first.workers[zombie]
+    first.kill(zombie).pass_time(DELAY_MS)
+    return first, earlier
+
+
+def test_a_new_leader_adopts_a_job_whose_region_has_restarted(world_of, restarted_once):
+    first, _ = restarted_once
     second = world_of(first.graph, generation=2).take_over(first).register()
     assert second.master.status.state is JobStatus.RUNNING
-    assert set(attempts(second).values()) == {0}
-    assert second.master.deployment.ids.attempt == 2 << 16
+    assert second.resolved == []
+    assert attempts(second) == {SOURCE: 1, SINK: 1, SOURCE_2: 0, SINK_2: 0}
+    assert {e.id.attempt >> 16 for e in second.master.deployment.executions.values()} == {1}
+    newest = second.pass_time(1500).manifests()[-1]
+    assert newest.generation == 2, "all acknowledge its checkpoints, each with its attempt"
+    assert len(newest.subtasks) == 4
+    assert set(second.output.values()) == {1}
+
+
+def test_after_the_adoption_a_region_restarts_again_and_the_next_leader_adopts_it_too(world_of, restarted_once):
+    first, _ = restarted_once
+    second = world_of(first.graph, generation=2).take_over(first).register().pass_time(1500)
+    second.kill(worker_of(second, SOURCE_2)).pass_time(DELAY_MS)
+    assert second.attempts == Attempts((2 << 16) + 1, dict.fromkeys((SOURCE, SINK), (1 << 16) + 1))
+    third = world_of(first.graph, generation=3).take_over(second).register().pass_time(1500)
+    assert attempts(third) == attempts(second)
+    assert third.manifests()[-1].generation == 3
+    assert set(third.output.values()) == {1}
+
+
+@pytest.mark.parametrize("also_the_newest", [False, True])
+def test_an_earlier_attempt_of_a_region_is_never_adopted(world_of, restarted_once, also_the_newest):
+    """Its worker was cut off when the region restarted, and registers with the next leader."""
+    first, zombie = restarted_once
+    second = world_of(first.graph, generation=2).take_over(first)
+    if not also_the_newest:
+        second.workers.pop(worker_of(first, SOURCE))
+    zombie.world = second
+    second.workers[zombie.worker_id], second.slots[zombie.worker_id] = zombie, Slot("tm", 7)
+    second.free.remove(Slot("tm", 7))
+    second.register().pass_time(3000)
+    assert second.master.status.state is JobStatus.RUNNING
+    assert {e.id.attempt for e in second.master.deployment.executions.values()} == {2 << 16}
+    assert zombie.worker_id not in second.workers
+
+
+def test_a_leader_that_dies_before_its_region_is_deployed_leaves_no_job_to_adopt(world_of, regions_of):
+    first = regions_of().pass_time(1500)
+    first.deaf.add(msg.DeployTasks)
+    before, zombie = dict(first.workers), worker_of(first, SOURCE)
+    first.kill(zombie).pass_time(DELAY_MS)
+    assert first.attempts.of(SOURCE) == (1 << 16) + 1, "recorded before any task is sent"
+    first.workers = before
+    second = world_of(first.graph, generation=2).take_over(first)
+    second.slots[zombie] = second.free.pop()
+    second.register().pass_time(3000)
+    assert {e.id.attempt for e in second.master.deployment.executions.values()} == {2 << 16}
 
 
 def test_new_splits_of_the_regions_that_go_on_wait_for_the_restart(regions_of):

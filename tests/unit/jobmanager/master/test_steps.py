@@ -83,7 +83,7 @@ def taken_over(world_of):
     world_of(generation=2).take_over(first).register()
     yield world_of(generation=3).take_over(first).pass_time(5000)
     ended = world_of().start().post(CANCEL)
-    yield world_of(generation=2).post(ev.Start(ended.attempt, 2_000))
+    yield world_of(generation=2).post(ev.Start(ended.attempts, 2_000))
 
 
 def changed(world_of, graph_of):

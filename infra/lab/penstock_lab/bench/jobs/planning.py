@@ -117,8 +117,8 @@ class _World:
         match command:
             case cmd.ReadLog():
                 post(ev.LogRead(self.log.read(), (), None))
-            case cmd.RecordAttempt(attempt):
-                post(ev.AttemptRecorded(attempt))
+            case cmd.RecordAttempt(attempts):
+                post(ev.AttemptRecorded(attempts.newest))
             case cmd.RequestSlots(count):
                 post(ev.SlotsGranted(tuple(Slot(f"tm-{i // 16}", i % 16) for i in range(count))))
             case cmd.LaunchWorker(worker_id, _):
