@@ -14,7 +14,7 @@ from penstock.graph.task_deployment import Attempts
 from penstock.jobmanager.deploy.adoption import Adoption, Verdict
 from penstock.jobmanager.deploy.deployment import AdoptedTask
 from penstock.jobmanager.deploy.split_assigner import SplitAssigner
-from penstock.rpc.messages import RunningTask
+from penstock.rpc.messages import RunningTask, TasksReported
 from penstock.task.drive.runtime import TaskRuntime
 
 _CHANGES = {"jobmanager-killed": 2.0, "leader-paused": 1.0}
@@ -78,6 +78,22 @@ def _first_attempt_stays(patch: Patch) -> None:
     patch.setattr(JobLease, "record_attempt", once)
 
 
+def _any_attempt_of_the_job(patch: Patch) -> None:
+    """It knows which attempts the job has, but not of which vertex each is the newest: the last answer counts."""
+    answered = Adoption._answered
+
+    def known(self: Adoption, worker_id: str, report: TasksReported) -> None:
+        attempts = self._attempts
+        if report.attempt in (attempts.newest, *attempts.earlier.values()):
+            self._attempts = Attempts(report.attempt)
+        for task in report.tasks:
+            self._tasks.pop((task.vertex_id, task.subtask), None)
+        answered(self, worker_id, report)
+        self._attempts = attempts
+
+    patch.setattr(Adoption, "_answered", known)
+
+
 ADOPTION = (
     Mutant("adopted with a subtask missing", _impatient, {}, _LOSSES, _SLOW, seeds=60, likely=11),
     Mutant(
@@ -97,5 +113,10 @@ ADOPTION = (
     Mutant(
         "an earlier attempt adopted", _first_attempt_stays, {}, {**_LOSSES, "worker-zombie": 2.0}, _SLOW,
         seeds=200, likely=25, every_ms=100,
+    ),
+    Mutant(
+        "an older attempt of a region adopted", _any_attempt_of_the_job, {},
+        {"worker-zombie": 2.0, "jobmanager-killed": 2.0, "worker-killed": 1.0},
+        {"phases": [Phase(1, "finish")], "begin_ms": 50.0, **_SLOW}, regions=2, seeds=500, likely=78, every_ms=100,
     ),
 )  # fmt: skip

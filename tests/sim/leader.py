@@ -114,7 +114,11 @@ class Leader:
         self.master.event_log = Story(lambda kind, text: self.world.scheduler.note(f"{self.owner} {kind}: {text}"))
         self.ready = True
         self._renew()
-        self.post(ev.Start(self.store.attempts, _RECONCILE_MS))
+        start = ev.Start(self.store.attempts, _RECONCILE_MS)
+        if self.world.plan.begin_ms and not start.attempts.newest:
+            self.world.scheduler.at(self.world.plan.begin_ms, "start", lambda: self.post(start), owner=self.owner)
+        else:
+            self.post(start)
 
     def die(self) -> None:
         """SIGKILL."""

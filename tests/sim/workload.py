@@ -61,6 +61,8 @@ class Plan:
     network_memory_bytes: int | None = None
     #: Pause after each message of rows, which a subtask then takes one by one: with a long one, rows wait for it.
     slow_ms: float = 0.0
+    #: How long the first leader waits with the start: TaskManagers that have registered by then share the job's slots.
+    begin_ms: float = 0.0
     #: Unconnected pipelines of the job: each reads every n-th partition, from its own topic.
     regions: int = 1
 
