@@ -50,7 +50,8 @@ def test_a_job_follows_four_two_and_six_slots_and_its_output_is_exact(tmp_path):
     with LocalCluster(config) as cluster:
         job = ClusterExecutor(url=cluster.rest_url, options=SubmitOptions()).submit(planned(path, {}, "numbered"))
         follows(job, 4)
-        assert job.client.summary(job.job_id)["adaptive-slots"] == "4 of at most 6 slots"
+        adaptive = job.client.summary(job.job_id)["adaptive"]
+        assert adaptive == {"slots": 4, "least": 2, "most": 6, "rescale-at": None}
         assert job.client.job(job.job_id)["schedulerType"] == "Adaptive"
         os.kill(cluster.taskmanagers[1].pid, signal.SIGKILL)
         follows(job, 2)

@@ -215,6 +215,31 @@ def test_a_source_tells_how_much_it_has_to_read(visit, slow_job):
     assert card.evaluate(whole), "all of it can be read"
 
 
+def test_a_job_whose_parallelism_follows_the_slots_tells_its_bounds_and_what_it_waits_for(visit, slow_job):
+    """As a job with the adaptive scheduler does, which this job has not."""
+    page, told = visit.page, {}
+
+    def scheduled(route):
+        answer = route.fetch()
+        route.fulfill(response=answer, json={**answer.json(), **told})
+
+    page.route("**/penstock/jobs/*/summary", scheduled)
+    visit.go(f"jobs/{slow_job.job_id}")
+    expect(page.get_by_role("list", name="Findings")).to_be_visible()
+    line = page.get_by_text("Adaptive scheduler: the parallelism follows the slots.")
+    expect(line).to_have_count(0)
+    slots = {"slots": 4, "least": 2, "most": 8, "rescale-at": None}
+    for change, text in (
+        ({"adaptive": slots}, "The job has 4 slots, between 2 and 8. It waits for 4 more."),
+        ({"adaptive": {**slots, "rescale-at": 1}}, "between 2 and 8. It rescales to the free slots at 1 Jan 1970"),
+        ({"adaptive": {**slots, "slots": 8}}, "The job has 8 slots, between 2 and 8."),
+        ({"waits-for": "8 slots, or 2 at least; 1 is free"}, "The job waits for 8 slots, or 2 at least; 1 is free."),
+    ):
+        told |= change
+        expect(line).to_contain_text(text)
+    expect(line).not_to_contain_text("The job has")
+
+
 def test_logs_of_all_processes_can_be_read(visit, slow_job):
     page = visit.go("taskmanagers")
     (manager,) = slow_job.client.taskmanagers()

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.core.counts import counted
 from penstock.core.errors import UsageError
 from penstock.graph.job_graph import Forward, JobGraph, JobVertex, connected_components, required_slots
 
@@ -76,9 +75,9 @@ def declared_slots(graph: JobGraph) -> int:
     return required_slots(limited(graph, _NO_LIMIT))
 
 
-def adaptive_slots(graph: JobGraph) -> str:
-    """Return the slots of a job with the adaptive scheduler, such as `4 of at most 8 slots`; empty for other jobs."""
-    return f"{required_slots(graph)} of at most {counted(declared_slots(graph), 'slot')}" if is_adaptive(graph) else ""
+def least_slots(graph: JobGraph) -> int:
+    """Return the number of slots without which the job does not start."""
+    return required_slots(limited(graph, least_parallelism(graph)))
 
 
 def _slots_at(widest: Mapping[str, int], most: int) -> int:

@@ -13,7 +13,7 @@ AT = 1_767_607_200_000  # 2026-01-05 10:00:00
 COUNTED = "rows, restarts and checkpoints are counted from there, and checkpoint ids skip 1,000 each time"
 SUMMARY = {
     "state": "RUNNING", "restarts": 0, "next-attempt-in-ms": None, "waits-for": "", "stopped-with": "",
-    "region-restart": "", "adaptive-slots": "",
+    "region-restart": "", "adaptive": None,
     "bad-records": {}, "late-records": {}, "restored": None, "sources-unreachable": {}, "slow-calls": [],
     "jobmanagers-replaced": {"times": 0, "newest": None}, "rows-read": {"orders": 12_345}, "rows-written": {"out": 7},
     "rows-read-per-second": {"orders": 1_500.4}, "rows-written-per-second": {}, "watermark": None,
@@ -119,12 +119,12 @@ def test_a_job_in_the_list_that_waits_for_slots_says_so(client, capsys):
 @pytest.mark.parametrize(
     ("slots", "line"),
     [
-        ("4 of at most 8 slots", "runs with 4 of at most 8 slots; it takes more when they are free"),
-        ("8 of at most 8 slots", "runs with 8 of at most 8 slots"),
+        (4, "runs with 4 of at most 8 slots; it takes more when they are free"),
+        (8, "runs with 8 of at most 8 slots"),
     ],
 )
 def test_a_job_with_the_adaptive_scheduler_has_a_line_with_its_slots(client, capsys, slots, line):
-    client.told["adaptive-slots"] = slots
+    client.told["adaptive"] = {"slots": slots, "least": 2, "most": 8, "rescale-at": None}
     assert line in shown(capsys)
 
 

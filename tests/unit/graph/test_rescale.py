@@ -8,9 +8,10 @@ from penstock.core.errors import UsageError
 from penstock.graph.job_graph import required_slots
 from penstock.graph.rescale import (
     RescaleTo,
-    adaptive_slots,
+    declared_slots,
     fitted,
     keeping_parallelism,
+    least_slots,
     limited,
     reachable_parallelism,
     rescaled,
@@ -114,11 +115,11 @@ def test_a_limited_job_keeps_what_it_declares(adaptive):
     )
     assert widths(RescaleTo(parallelism=8).applied(limit, 3)) == {"in": 3, "window": 3, "out": 3}
     assert widths(limited(RescaleTo(parallelism=8).applied(limit, 3), 9)) == {"in": 8, "window": 8, "out": 4}
-    assert adaptive_slots(limit) == "3 of at most 6 slots"
+    assert (least_slots(limit), declared_slots(limit)) == (2, 6)
 
 
 def test_a_job_without_the_adaptive_scheduler_is_not_fitted(job):
-    assert (fitted(job, 1), adaptive_slots(job)) == (job, "")
+    assert (fitted(job, 1), least_slots(job)) == (job, required_slots(job))
 
 
 def test_a_new_version_keeps_the_parallelism_that_runs(job):

@@ -9,6 +9,7 @@ from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
 from penstock.core.errors import NotFoundError, UsageError
 from penstock.jobmanager.messages.views import (
+    AdaptiveView,
     CheckpointsView,
     CheckpointView,
     ClusterView,
@@ -55,15 +56,18 @@ SUMMARY = JobSummary(
     job_id="1" * 32, name="job", state="RUNNING", run_id="r", start_ms=500, end_ms=-1, last_modified_ms=6, tasks={},
     restarts=2,
 )  # fmt: skip
+ADAPTIVE = AdaptiveView(slots=4, least=2, most=8, rescale_ms=9_000)
 DETAIL = JobDetail(summary=SUMMARY, vertices=(VERTEX,), edges=(), settings=JobSettings(), timestamps={"RUNNING": 4_000})
 
 
-@pytest.mark.parametrize(("slots", "scheduler"), [("", "Default"), ("4 of at most 8 slots", "Adaptive")])
-def test_the_scheduler_is_the_one_that_the_job_has(slots, scheduler):
-    summary = msgspec.structs.replace(SUMMARY, adaptive_slots=slots)
+@pytest.mark.parametrize(("view", "scheduler"), [(None, "Default"), (ADAPTIVE, "Adaptive")])
+def test_the_scheduler_is_the_one_that_the_job_has(view, scheduler):
+    summary = msgspec.structs.replace(SUMMARY, adaptive=view)
     detail = msgspec.structs.replace(DETAIL, summary=summary)
     assert flink_json.job_overview(summary, NOW)["schedulerType"] == scheduler
     assert flink_json.job_detail(detail, NOW)["schedulerType"] == scheduler
+    told = flink_json.progress(detail, NO_CHECKPOINTS)["adaptive"]
+    assert told == (view and {"slots": 4, "least": 2, "most": 8, "rescale-at": 9_000})
 
 
 PARTS = tuple(

@@ -21,6 +21,7 @@ from penstock.client.failures import (
 )
 from penstock.client.operation_progress import request_lines
 from penstock.core.clock import duration_text, utc_text
+from penstock.core.counts import counted
 from penstock.core.errors import ALL_FRAMES, without_all_frames
 from penstock.core.event_log import condensed
 
@@ -133,20 +134,15 @@ def report_lines(
     lines += request_lines(summary)
     if summary["waits-for"]:
         lines.append(f"waiting for slots: it needs {summary['waits-for']}")
-    if summary["adaptive-slots"] and summary["state"] == "RUNNING":
-        lines.append(f"runs with {_adaptive_text(summary['adaptive-slots'])}")
+    if (adaptive := summary["adaptive"]) and summary["state"] == "RUNNING":
+        more = "; it takes more when they are free" if adaptive["slots"] < adaptive["most"] else ""
+        lines.append(f"runs with {adaptive['slots']} of at most {counted(adaptive['most'], 'slot')}{more}")
     if summary["region-restart"]:
         lines.append(summary["region-restart"])
     rejected = [entry for entry in entries[:1] if entry["rolled-back"]]
     lines += [line for entry in rejected for line in _rejected_version(entry, all_frames=all_frames)]
     own = [entry for entry in entries if not entry["rolled-back"]]
     return lines + _last_failure(own, summary, all_frames=all_frames)
-
-
-def _adaptive_text(slots: str) -> str:
-    """Return the slots of a job with the adaptive scheduler, and whether it waits for more."""
-    has, _, most = slots.partition(" of at most ")
-    return slots if has == most.partition(" ")[0] else f"{slots}; it takes more when they are free"
 
 
 def story_lines(entries: list[dict[str, Any]]) -> list[str]:
@@ -176,8 +172,8 @@ def replaced_jobmanagers(summary: dict[str, Any]) -> str:
     if newest is None:  # the job has ended under an earlier one
         return text
     last = "" if times == 1 else "last "
-    counted = "rows, restarts and checkpoints are counted from there, and checkpoint ids skip 1,000 each time"
-    return f"{text}, {last}at {utc_text(newest)}; {counted}"
+    since = "rows, restarts and checkpoints are counted from there, and checkpoint ids skip 1,000 each time"
+    return f"{text}, {last}at {utc_text(newest)}; {since}"
 
 
 def _checkpoints(checkpoints: dict[str, Any]) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from penstock.config.settings import AdaptiveSchedulerSettings
 from penstock.core.errors import PenstockError
 from penstock.core.rand import Rand
-from penstock.graph.job_graph import JobGraph, required_slots
-from penstock.graph.rescale import declared_slots, is_adaptive, least_parallelism, limited, reachable_parallelism
+from penstock.graph.job_graph import JobGraph
+from penstock.graph.rescale import declared_slots, is_adaptive, least_slots, limited, reachable_parallelism
 from penstock.jobmanager.change.adaptive_scheduler import (
     AdaptiveScheduler,
     RescaleUp,
@@ -102,10 +102,8 @@ class Adapting:
 
     def waiting_text(self, graph: JobGraph) -> str:
         """Return what a start of the job waits for, such as `8 slots, or 2 at least; 1 is free`."""
-        least = required_slots(limited(graph, least_parallelism(graph)))
-        return (
-            f"{declared_slots(graph)} slots, or {least} at least; {self.free} {'is' if self.free == 1 else 'are'} free"
-        )
+        free = f"{self.free} {'is' if self.free == 1 else 'are'} free"
+        return f"{declared_slots(graph)} slots, or {least_slots(graph)} at least; {free}"
 
     def _changed(self, graph: JobGraph, log: LogRead, job: ChangeContext) -> RescaleRequested | list[ChangeDecision]:
         """Return the change to `graph` if the state in the log fits it; else refuse it, so that the start goes on."""

@@ -19,8 +19,8 @@ from penstock.config.managed_memory import managed_refusal
 from penstock.config.settings import ClusterSettings
 from penstock.core.clock import Clock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
-from penstock.graph.job_graph import JobGraph, required_slots
-from penstock.graph.rescale import least_parallelism, limited
+from penstock.graph.job_graph import JobGraph
+from penstock.graph.rescale import least_slots
 from penstock.jobmanager.cluster.kept_workers import KeptWorkers
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
 from penstock.jobmanager.messages.commands import LaunchWorker
@@ -222,7 +222,7 @@ class TaskManagers:
         Raises:
             UsageError: the job needs more slots than the cluster has, or more managed memory than its largest slot.
         """
-        needed, most = required_slots(limited(graph, least_parallelism(graph))), self.settings.most_slots
+        needed, most = least_slots(graph), self.settings.most_slots
         if most and needed > max(most, self.pool.total):
             text = f"job {graph.name!r} needs {needed} slots, but this cluster has {max(most, self.pool.total)}"
             raise UsageError(text, hint="lower the parallelism, or start the cluster with more TaskManagers or slots")

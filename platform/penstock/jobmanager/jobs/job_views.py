@@ -7,13 +7,14 @@ from collections import Counter
 import msgspec
 
 from penstock.checkpoint.ha_records import JobRecord
-from penstock.graph.job_graph import JobGraph, JobVertex, KeyGroup
-from penstock.graph.rescale import adaptive_slots, is_adaptive, least_parallelism
+from penstock.graph.job_graph import JobGraph, JobVertex, KeyGroup, required_slots
+from penstock.graph.rescale import declared_slots, is_adaptive, least_parallelism, least_slots
 from penstock.jobmanager.deploy.deployment import Deployment, publishing_sinks
 from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.jobs.recorded_jobs import start_options_of
 from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages.views import (
+    AdaptiveView,
     CheckpointsView,
     EdgeView,
     ExceptionView,
@@ -53,7 +54,7 @@ def summary_of(
             stop_uri=record.stop_uri,
             version=_version(record),
             takeovers=record.takeovers,
-            adaptive_slots=adaptive_slots(graph),
+            adaptive=_adaptive(graph),
         )
     history = master.checkpointing.history
     state = master.status.state
@@ -72,7 +73,7 @@ def summary_of(
         checkpoints_failed=history.failed,
         error=master.error if state is not JobStatus.RUNNING else "",
         waits_for=waits_for or (adapting.waiting_text(graph) if (adapting := master.job_change.adapting).waits else ""),
-        adaptive_slots=adaptive_slots(graph),
+        adaptive=_adaptive(graph, master.job_change.adapting.wake_ms()),
         next_attempt_in_ms=max(0, at_ms - now_ms) if (at_ms := master.next_attempt_ms) >= 0 else -1,
         region_restart=master.region_restart,
         checkpoint_failure=history.last_failure,
@@ -164,6 +165,15 @@ def last_workers_of(master: JobMaster) -> tuple[LastWorkerView, ...]:
     workers = master.last_workers
     found = [worker for worker in workers if worker.worker_id == newest] or workers
     return tuple(LastWorkerView(worker_id=w.worker_id, taskmanager_id=w.slot.taskmanager_id) for w in found)
+
+
+def _adaptive(graph: JobGraph, rescale_ms: int | None = None) -> AdaptiveView | None:
+    if not is_adaptive(graph):
+        return None
+    slots, most = required_slots(graph), declared_slots(graph)
+    return AdaptiveView(
+        slots=slots, least=least_slots(graph), most=most, rescale_ms=-1 if rescale_ms is None else rescale_ms
+    )
 
 
 def _restored(record: JobRecord, restored: RestoredView | None) -> RestoredView | None:

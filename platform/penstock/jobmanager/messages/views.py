@@ -108,6 +108,18 @@ class OpenRequestView(_View, frozen=True, kw_only=True):
     phase: str
 
 
+class AdaptiveView(_View, frozen=True, kw_only=True):
+    """The slots of a job whose parallelism follows them."""
+
+    #: Those that it runs with, or is to start with.
+    slots: int
+    #: Those without which it does not start, and those that it takes when they are free.
+    least: int
+    most: int
+    #: The earliest time at which it rescales to the free slots; -1: there are not enough for that.
+    rescale_ms: int = -1
+
+
 class JobSummary(_View, frozen=True, kw_only=True):
     """A line of `penstock list`."""
 
@@ -130,8 +142,8 @@ class JobSummary(_View, frozen=True, kw_only=True):
     error: str = ""
     #: Missing resources of the start, such as `9 slots, 4 of 6 are free`.
     waits_for: str = ""
-    #: With the adaptive scheduler: the slots that the job has of those it would use, such as `4 of at most 8 slots`.
-    adaptive_slots: str = ""
+    #: None without the adaptive scheduler.
+    adaptive: AdaptiveView | None = None
     #: Time until the next start after a failure; -1 if the job is not waiting for one.
     next_attempt_in_ms: int = -1
     #: Which regions restart while the job is RUNNING, and what they wait for; empty if all run.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.jobmanager.messages.views import (
+        AdaptiveView,
         CheckpointsView,
         CheckpointView,
         ClusterView,
@@ -77,7 +78,7 @@ def job_overview(job: JobSummary, now_ms: int) -> Json:
         "duration": _duration(job.start_ms, job.end_ms, now_ms),
         "last-modification": job.last_modified_ms,
         "job-type": "STREAMING",
-        "schedulerType": "Adaptive" if job.adaptive_slots else "Default",
+        "schedulerType": "Adaptive" if job.adaptive else "Default",
         "pending-operators": 0,
         "tasks": {"total": sum(job.tasks.values()), **_task_counts(job.tasks)},
         # not Flink's
@@ -100,7 +101,7 @@ def job_detail(detail: JobDetail, now_ms: int) -> Json:
         "isStoppable": False,
         "state": summary.state,
         "job-type": "STREAMING",
-        "schedulerType": "Adaptive" if summary.adaptive_slots else "Default",
+        "schedulerType": "Adaptive" if summary.adaptive else "Default",
         "application-id": summary.job_id,
         "pending-operators": 0,
         "start-time": summary.start_ms,
@@ -454,7 +455,7 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         "restarts-of-user-code": detail.settings.restart.most_of_user_code,
         "error": summary.error,
         "waits-for": summary.waits_for,
-        "adaptive-slots": summary.adaptive_slots,
+        "adaptive": _adaptive(summary.adaptive),
         "next-attempt-in-ms": summary.next_attempt_in_ms if summary.next_attempt_in_ms >= 0 else None,
         "region-restart": summary.region_restart,
         "checkpoint-failure": summary.checkpoint_failure,
@@ -470,6 +471,13 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         # since the job's start; each one counts restarts and checkpoints from zero
         "jobmanagers-replaced": {"times": summary.takeovers, "newest": _time(summary.taken_over_ms)},
     }
+
+
+def _adaptive(view: AdaptiveView | None) -> Json | None:
+    """Return the slots of a job with the adaptive scheduler, and the time at which it rescales to the free ones."""
+    if view is None:
+        return None
+    return {"slots": view.slots, "least": view.least, "most": view.most, "rescale-at": _time(view.rescale_ms)}
 
 
 def _bad_records(heads: Sequence[VertexView]) -> Json:

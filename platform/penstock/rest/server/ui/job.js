@@ -49,12 +49,26 @@ export function view({ args, data, ui, update, reload }) {
         h("code", { title: "The job's id" }, job.jid)),
       ended ? null : actions(job, reload)),
     h("ul", { class: "findings", "aria-label": "Findings" }, health.findings.map((found) => finding(found, health.now, ended))),
+    ended ? null : adaptive(summary),
     autoscaler(data.base.scaling),
     h("nav", { class: "tabs", "aria-label": "Parts of the job" },
       Object.entries(TABS).map(([tab, [name]]) =>
         h("a", { key: tab, href: href(tab), "aria-current": tab === data.tab ? "page" : null }, name))),
     h("div", { key: data.tab, class: "tab" }, page(data.tab).view({ id: job.jid, base: data.base, data: data.inner, ui, update, reload })),
   ];
+}
+
+// The slots of a job with the adaptive scheduler, and what it waits for.
+function adaptive({ adaptive: found, "waits-for": needs }) {
+  if (!found) return null;
+  const more = found.most - found.slots;
+  const waits = () => {
+    if (needs) return ` The job waits for ${needs}.`;
+    if (found["rescale-at"]) return [" It rescales to the free slots at ", time(found["rescale-at"]), "."];
+    return more > 0 ? ` It waits for ${more} more.` : null;
+  };
+  const has = needs ? null : ` The job has ${found.slots} slot${found.slots === 1 ? "" : "s"}, between ${found.least} and ${found.most}.`;
+  return h("p", { class: "note", key: "adaptive" }, "Adaptive scheduler: the parallelism follows the slots.", has, waits());
 }
 
 // The autoscaler's last decision, if it is enabled for the job.
