@@ -52,6 +52,7 @@ def test_a_job_follows_four_two_and_six_slots_and_its_output_is_exact(tmp_path):
         follows(job, 4)
         adaptive = job.client.summary(job.job_id)["adaptive"]
         assert adaptive == {"slots": 4, "least": 2, "most": 6, "rescale-at": None}
+        assert job.client.overview()["slots-pending"] == 2, "a cluster that can would grow"
         assert job.client.job(job.job_id)["schedulerType"] == "Adaptive"
         os.kill(cluster.taskmanagers[1].pid, signal.SIGKILL)
         follows(job, 2)
@@ -59,6 +60,7 @@ def test_a_job_follows_four_two_and_six_slots_and_its_output_is_exact(tmp_path):
             cluster.taskmanagers.append(cluster._child(f"taskmanager-{index}", cluster._taskmanager_arguments(index)))
             cluster.taskmanagers[-1].start()
         follows(job, 6)
+        assert job.client.overview()["slots-pending"] == 0
         assert job.client.summary(job.job_id)["restarts"] == 1
         count = rows_read(job.stop())
     check_numbered(tmp_path / "root" / "out", count)

@@ -171,6 +171,8 @@ class Leader:
                 self._call("delete", partial(store.delete, sequences, files, emptied), lambda _result, _error: None)
             case cmd.RequestSlots(count, wait):
                 self._tell(self._pool.request(self.run.job_id, count, self.world.clock.now_ms(), wait=wait))
+            case cmd.DeclareSlots(count):
+                self._pool.declare(self.run.job_id, count)
             case cmd.RecordChange():
                 self._record_change(command)
             case cmd.ReleaseSlots(slots):

@@ -3,6 +3,7 @@
 import pytest
 
 from penstock.client.sizing import Bounds, ClusterSample, Decision, Sizer, fitted
+from penstock.jobmanager.cluster.slot_pool import SlotPool
 
 BOUNDS = Bounds(least=1, most=4, slots=2, timeout_ms=60_000)
 
@@ -44,6 +45,27 @@ def test_a_job_that_waits_keeps_all_of_them():
     assert decide(sizer, 70, pending=9, starting=2, a=2, b=2) == Decision(0)
     assert decide(sizer, 71, a=2, b=2) == Decision(0)
     assert decide(sizer, 131, a=2, b=2) == Decision(0, ("a",))
+
+
+def test_the_cluster_grows_for_what_an_adaptive_job_declares_and_no_further():
+    pool, sizer, there = SlotPool(timeout_ms=100, most=8), Sizer(BOUNDS), []
+
+    def sample():
+        free = {name: pool.free_of(name) for name in there}
+        return sizer.decide(ClusterSample(pending=pool.pending, starting=0, free=free), 0).start
+
+    there.append("tm0")
+    pool.add("tm0", "h", 2)
+    assert sample() == 0
+    pool.declare("a", 6)
+    pool.request("a", 2, 0)
+    assert sample() == 2
+    for name in ("tm1", "tm2"):
+        pool.add(name, "h", 2)
+        there.append(name)
+    assert sample() == 0, "before it has taken them"
+    pool.request("a", 4, 0)
+    assert (sample(), pool.free) == (0, 0)
 
 
 def test_none_are_kept_where_none_have_to_be():

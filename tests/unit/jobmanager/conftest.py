@@ -275,6 +275,8 @@ class World:
         self.lost = False
         self.free = [Slot("tm", i) for i in range(8)]
         self.told_free = -1
+        #: The slots that the job would use.
+        self.declared = 0
         #: Workers whose processes do not exit when they are killed.
         self.immortal: set[str] = set()
         #: Message types workers do not answer; commands the world does not execute.
@@ -391,6 +393,8 @@ class World:
                     post(ev.SlotsGranted(tuple(taken)))
                 elif not wait:
                     post(ev.SlotsRefused(f"{count} are needed, {len(self.free)} are free"))
+            case cmd.DeclareSlots(count):
+                self.declared = count
             case cmd.ReleaseSlots(slots):
                 self.free += slots or ()
             case cmd.RecordChange(upgrade=None):

@@ -1,8 +1,9 @@
 """Lets a job's parallelism follow the slots: executes the decisions of `adaptive_scheduler` for one job; pure.
 
-A member of `jobmanager.change.job_change`. It counts the slots that the job holds and the free ones. A running job
-rescales as by a user's request. A job that is to start waits here, and changes its definition before the start if it
-starts with another parallelism: the log is read first, since the state must fit.
+A member of `jobmanager.change.job_change`. It counts the slots that the job holds and the free ones, and declares how
+many the job would use, for which a cluster grows. A running job rescales as by a user's request. A job that is to
+start waits here, and changes its definition before the start if it starts with another parallelism: the log is read
+first, since the state must fit.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from penstock.jobmanager.change.adaptive_scheduler import (
 from penstock.jobmanager.change.decisions import ChangeContext, ChangeDecision, Note, PostponeStart
 from penstock.jobmanager.change.rescaling import described
 from penstock.jobmanager.deploy.job_log import plan_restore
-from penstock.jobmanager.messages.commands import ReadLog
+from penstock.jobmanager.messages.commands import DeclareSlots, ReadLog
 from penstock.jobmanager.messages.events import LogFailed, LogRead, RescaleRequested
 
 #: The log is read without a time limit: its store answers or fails.
@@ -48,6 +49,7 @@ class Adapting:
         self.requests_wait = not settings.enabled
         #: A rescale was requested, and has not changed the job yet.
         self._asked = False
+        self._declared = 0
         self._wake_ms: int | None = None
 
     def wake_ms(self) -> int | None:
@@ -75,6 +77,14 @@ class Adapting:
             return None
         self._asked = True
         return RescaleRequested("", self._rand.token(16), limited(job.graph, step.parallelism))
+
+    def declare(self, graph: JobGraph) -> list[DeclareSlots]:
+        """Return the declaration of the slots that the job would use, if it has changed."""
+        count = declared_slots(graph) if is_adaptive(graph) else 0
+        if count == self._declared:
+            return []
+        self._declared = count
+        return [DeclareSlots(count)]
 
     def log_answered(self, answer: LogRead | LogFailed) -> None:
         """Handle the answer to `ReadLog`: without a log the job starts as it is, and that start tells the error."""

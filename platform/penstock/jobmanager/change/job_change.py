@@ -103,7 +103,7 @@ class JobChange:
 
     def decide(self, job: ChangeContext) -> list[ChangeDecision]:
         """Return the steps that are due."""
-        decided = [*self.rescaling.decide(job), *self.upgrading.decide(job)]
+        decided = [*self.adapting.declare(job.graph), *self.rescaling.decide(job), *self.upgrading.decide(job)]
         more = self.adapting.grow(job, idle=self.idle)
         return decided if more is None else [*decided, *self.rescaling.requested(more, job, "")]
 

@@ -72,6 +72,8 @@ class SlotPool:
         self._timeout_ms, self._most = timeout_ms, most
         self._offers: dict[str, _Offer] = {}
         self._requests: list[_Request] = []
+        #: Job id -> the slots that it would use, those that it holds included.
+        self._declared: dict[str, int] = {}
         self._closed = False
         #: Number of slots that no job holds.
         self.free = 0
@@ -93,8 +95,11 @@ class SlotPool:
 
     @property
     def pending(self) -> int:
-        """Number of slots that waiting requests need."""
-        return sum(request.count for request in self._requests)
+        """Number of slots that waiting requests need, and that jobs have declared besides."""
+        known = Counter({request.job_id: request.count for request in self._requests})
+        pending = known.total()
+        known.update(holder for offer in self._offers.values() for holder in offer.held.values())
+        return pending + sum(max(0, count - known[job_id]) for job_id, count in self._declared.items())
 
     def _free_for(self, managed_bytes: int) -> int:
         if not managed_bytes:
@@ -186,11 +191,16 @@ class SlotPool:
             self._requests.append(_Request(job_id, count, now_ms + self._timeout_ms, managed_bytes))
         return self._serve()
 
+    def declare(self, job_id: str, count: int) -> None:
+        """Set how many slots a job would use, those that it holds included; they count as pending until it has them."""
+        self._declared[job_id] = count
+
     def release(self, job_id: str, slots: tuple[Slot, ...] | None = None) -> list[Grant | Refuse]:
-        """Release slots of a job (None: all of them, and its request)."""
+        """Release slots of a job (None: all of them, its request and its declaration)."""
         given: dict[str, list[int]] = {}
         if slots is None:
             self._requests = [r for r in self._requests if r.job_id != job_id]
+            self._declared.pop(job_id, None)
             given = {name: list(offer.held) for name, offer in self._offers.items() if offer.held}
         for slot in slots or ():
             given.setdefault(slot.taskmanager_id, []).append(slot.index)

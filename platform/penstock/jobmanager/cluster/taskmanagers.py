@@ -212,6 +212,10 @@ class TaskManagers:
         if self.pool.total and (awaited := self.waiting(job_id)):  # while the cluster starts, none are missing yet
             self._post(job_id, SlotsAwaited(awaited))
 
+    def declare_slots(self, job_id: str, count: int) -> None:
+        """Set how many slots a job would use; see `SlotPool.declare`."""
+        self.pool.declare(job_id, count)
+
     def waiting(self, job_id: str) -> str:
         """Return what a job's request for slots waits for; empty without a request."""
         return self.pool.waiting(job_id, self._names)

@@ -223,6 +223,8 @@ class JobDriver:
             case cmd.RequestSlots(count, wait):
                 managed_bytes = self.graph.settings.managed_memory_bytes
                 managers.request_slots(job_id, count, wait=wait, managed_bytes=managed_bytes)
+            case cmd.DeclareSlots(count):
+                managers.declare_slots(job_id, count)
             case cmd.ReleaseSlots(slots):
                 managers.release_slots(job_id, slots)
             case cmd.LaunchWorker(worker_id, slot):

@@ -55,6 +55,16 @@ class RequestSlots:
 
 
 @dataclass(frozen=True, slots=True)
+class DeclareSlots:
+    """Declare how many slots the job would use, those that it holds included; 0: only those that it requests.
+
+    The cluster may grow for them. They are not granted: the job learns of free slots by `SlotsAvailable`.
+    """
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseSlots:
     """Return these slots; None returns all slots and withdraws any request."""
 
@@ -186,6 +196,7 @@ Command = (
     | KeepWorker
     | WorkersDecided
     | RequestSlots
+    | DeclareSlots
     | ReleaseSlots
     | LaunchWorker
     | KillWorker

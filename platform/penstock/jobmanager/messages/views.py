@@ -374,7 +374,7 @@ class ClusterView(_View, frozen=True, kw_only=True):
     taskmanagers: int
     slots: int
     free_slots: int
-    #: Number of slots that jobs wait for.
+    #: Number of slots that jobs wait for, or would use.
     pending_slots: int = 0
     #: Number of spans that the collector accepted, and that were dropped.
     spans: tuple[int, int] = (0, 0)

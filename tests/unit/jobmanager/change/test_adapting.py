@@ -201,6 +201,15 @@ def test_a_users_rescale_whose_slots_are_lost_at_its_start_fails_and_the_job_run
     assert world.operations["t"].error == "there are fewer slots than it needs"
 
 
+def test_it_declares_its_largest_number_of_slots_so_that_the_cluster_grows(adaptive, world_of, graph_of):
+    world = adaptive(2, parallelism=4).start()
+    assert (world.declared, parallelism(world)) == (4, set()), "also before its start"
+    world.pass_time(STABLE)
+    world.post(ev.RescaleRequested("t", "run-t", RescaleTo(parallelism=6).applied(world.master.graph, 2)))
+    assert (world.declared, parallelism(world)) == (6, {2})
+    assert world_of(graph_of()).start().declared == 0
+
+
 def test_the_log_is_not_read_for_a_start_without_a_change(adaptive):
     world = adaptive(6)
     read = []

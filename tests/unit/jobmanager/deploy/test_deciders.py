@@ -234,6 +234,25 @@ def test_a_request_for_nothing_withdraws_the_one_that_waits():
     assert pool.tick(1_000) == []
 
 
+def test_declared_slots_are_pending_until_the_job_has_them_and_are_granted_to_nobody():
+    pool = SlotPool(timeout_ms=100, most=8)
+    pool.declare("a", 6)
+    assert pool.add("tm1", "h", 2) == []
+    assert (pool.pending, pool.free) == (6, 2)
+    pool.request("a", 2, 0, wait=False)
+    assert (pool.pending, pool.free) == (4, 0)
+    pool.request("a", 3, 0, wait=False)
+    pool.request("b", 1, 0)
+    assert pool.pending == 3 + 1 + 1
+    assert pool.waiting("b", {}).startswith("1 slot, 0 of 2 are free")
+    pool.declare("a", 0)
+    assert pool.pending == 3 + 1
+    pool.declare("a", 6)
+    pool.release("a")
+    assert pool.pending == 0
+    assert pool.free == 1
+
+
 def test_slots_of_a_drained_taskmanager_are_given_to_nobody():
     pool = SlotPool(timeout_ms=100, most=4)
     pool.add("tm1", "h", 2)
