@@ -204,7 +204,7 @@ def test_without_checkpoints_rows_that_were_cleaned_take_no_room(backend):
             steps.batch(0, turn, 20, 1000 * turn)
             steps.batch(1, turn, 20, 1000 * turn)
             steps.mark(0, 1000 * turn + 500)
-            assert sum(len(piece.slots) for table in tables for piece in table._added) <= 40
+            assert sum(len(run.slots) for table in tables for run in table._runs) <= 40
             assert max(table.hot_bytes for table in tables) < 10_000
 
 

@@ -52,7 +52,6 @@ TINY = StateLimits(
     run_splits=3,
     fan=2,
     halved_bytes=1000,
-    added_file_bytes=500,
     join_pairs=7,
     window_pairs=3,
     output_rows=5,

@@ -2,10 +2,13 @@
 
 import contextlib
 import errno
+import io
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from tests.support.sizes import given, sizes
 
@@ -227,6 +230,29 @@ def test_of_rows_of_one_key_and_time_the_last_stays_the_last_when_files_become_o
         rows.settle()
     assert len({run.group for run in table._runs}) < 5
     assert table.within(7, 7).values[0].to_pylist() == [str(n) for n in range(12)]
+    store.close()
+
+
+def test_a_barrier_saves_each_row_once_while_files_become_one(tmp_path, monkeypatch):
+    given(monkeypatch, spilled_bytes=0)
+    store, rows, table, _ = opened(tmp_path)
+    batches = 0
+    while table._merging is None:
+        added(rows, table, np.array([1, 2, 3]), np.array([7, batches, 9]), str(batches))
+        table.spill()
+        batches += 1
+        rows.settle()
+    store.freeze(1)
+    for _ in range(20):
+        rows.settle()
+    assert table._merging is None
+    added(rows, table, np.array([1]), np.array([7]), "last")
+    (frozen,) = store.freeze(2)
+    saved = [pq.read_table(io.BytesIO(encoded.data)) for encoded in frozen.encode()]
+    assert [part.num_rows for part in saved] == [3 * batches, 1]
+    assert sorted(pa.concat_tables(saved).column("__row").to_pylist()) == list(range(3 * batches + 1))
+    first = saved[0].filter(pc.field("k") == 1).sort_by("__row")
+    assert first.column("s").to_pylist() == [str(number) for number in range(batches)], "in order of arrival"
     store.close()
 
 

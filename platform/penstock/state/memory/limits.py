@@ -114,8 +114,6 @@ class StateLimits:
     fan: int = 4
     #: Bytes of two fetched runs above which they are not merged; merging needs several times their size.
     halved_bytes: int = 32 << 20
-    #: Approximate bytes of a file of rows that wait for a checkpoint.
-    added_file_bytes: int = 8 << 20
     #: Pairs of rows that a join produces at a time.
     join_pairs: int = 65_536
 

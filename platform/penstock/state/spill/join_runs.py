@@ -12,6 +12,7 @@ import io
 import mmap
 import os
 import tempfile
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,22 +121,16 @@ class SpilledRows:
 
 
 class _File:
-    """A file to which runs are appended."""
+    """A file without a name to which runs are appended."""
 
     def __init__(self, folder: Path, size: int) -> None:
-        handle, name = tempfile.mkstemp(dir=folder)
-        try:
-            Path(name).unlink()
-            os.truncate(handle, size)
-            self.mapped = mmap.mmap(handle, size)  # duplicates the descriptor, and closes the duplicate
-        except BaseException:
-            os.close(handle)
-            raise
-        self._handle, self._size, self._end = handle, size, 0
-
-    def close(self) -> None:
-        """Close the file for writing."""
-        os.close(self._handle)
+        self._handle, name = tempfile.mkstemp(dir=folder)
+        #: Closes the file for writing, at the latest with its last reference.
+        self.close = weakref.finalize(self, os.close, self._handle)
+        Path(name).unlink()
+        os.truncate(self._handle, size)
+        self.mapped = mmap.mmap(self._handle, size)  # duplicates the descriptor, and closes the duplicate
+        self._size, self._end = size, 0
 
     def has_room(self, size: int) -> bool:
         """Return whether `size` more bytes fit."""
@@ -171,10 +166,6 @@ class RunFiles:
             self._file.close()
         self._file = None
 
-    def __del__(self) -> None:
-        """Close the area if its owner has not done so."""
-        self.close()
-
     def write(self, keys: RunKeys, numbers: I32, times: I64, values: Sequence[pa.Array]) -> SpilledRows:
         """Write rows, at least one, and return them as mapped columns; `numbers` are those of their keys.
 
@@ -182,26 +173,15 @@ class RunFiles:
             StorageError: the disk is full or broken.
         """
         packed = io.BytesIO()
-        places = []
-        for array in (numbers, times, keys.hashes):
-            packed.seek(_aligned(packed.tell()))
-            places.append(packed.tell())
-            packed.write(np.ascontiguousarray(array).data)
-        tables = [_Columns.write(packed, columns) for columns in (keys.arrays, values)]
+        tables = [pa.array(keys.hashes), *keys.arrays], [pa.array(numbers), pa.array(times), *values]
+        places = [_append_columns(packed, columns) for columns in tables]
         with packed.getbuffer() as data:
             mapped, at = self._placed(data)
-        length = packed.tell()
-        found, rows = memoryview(mapped)[at : at + length], len(numbers)
-        hashes = np.frombuffer(found, np.int64, len(keys.hashes), places[2])
-        return SpilledRows(
-            RunKeys(keys.schema, hashes, tables[0].read(found)),
-            np.frombuffer(found, np.int32, rows, places[0]),
-            np.frombuffer(found, np.int64, rows, places[1]),
-            tables[1].read(found),
-            mapped,
-            at,
-            length,
-        )
+        found = memoryview(mapped)[at : at + packed.tell()]
+        own_keys, own_rows = (_columns_at(found, place) for place in places)
+        run_keys = RunKeys(keys.schema, own_keys[0].to_numpy(), own_keys[1:])
+        numbers, times = (column.to_numpy() for column in own_rows[:2])
+        return SpilledRows(run_keys, numbers, times, own_rows[2:], mapped, at, len(found))
 
     def _placed(self, data: memoryview) -> tuple[mmap.mmap, int]:
         try:
@@ -217,34 +197,19 @@ class RunFiles:
             raise StorageError(msg, hint=hint) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Offsets of columns in the bytes of a run; empty if there are no columns."""
-
-    first: int
-    stop: int
-
-    @classmethod
-    def write(cls, packed: io.BytesIO, columns: Sequence[pa.Array]) -> _Columns:
-        """Append columns of the same length."""
-        packed.seek(_aligned(packed.tell()))
-        first = packed.tell()
-        if columns:
-            batch = pa.record_batch(list(columns), names=[str(place) for place in range(len(columns))])
-            with pa.ipc.new_stream(packed, batch.schema) as writer:
-                writer.write_batch(batch)
-        return cls(first, packed.tell())
-
-    def read(self, data: memoryview) -> list[pa.Array]:
-        """Return the columns at these offsets, without a copy."""
-        if self.first == self.stop:
-            return []
-        with pa.ipc.open_stream(pa.py_buffer(data[self.first : self.stop])) as reader:
-            return list(reader.read_next_batch().columns)
+def _append_columns(packed: io.BytesIO, columns: Sequence[pa.Array]) -> int:
+    """Append columns of the same length to the bytes of a run; return their offset."""
+    first = packed.seek(-(-packed.tell() // _ALIGNED) * _ALIGNED)
+    batch = pa.record_batch(list(columns), names=[str(place) for place in range(len(columns))])
+    with pa.ipc.new_stream(packed, batch.schema) as writer:
+        writer.write_batch(batch)
+    return first
 
 
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNED) * _ALIGNED
+def _columns_at(data: memoryview, first: int) -> list[pa.Array]:
+    """Return the columns at an offset, without a copy."""
+    with pa.ipc.open_stream(pa.py_buffer(data[first:])) as reader:
+        return list(reader.read_next_batch().columns)
 
 
 @dataclass(slots=True)
@@ -261,8 +226,7 @@ class Run:
     spilled: SpilledRows | None = None
     #: For runs in files: the number of the group they were written in.
     group: int = 0
-    #: For runs of rows that this attempt received: all of their row numbers are below this, those of later runs are
-    #: not.
+    #: All row numbers of the rows are below this, those of later runs are not; 0: no segment has the rows.
     stop: int = 0
 
     @classmethod
@@ -283,6 +247,16 @@ class Run:
         """The file of a run that has one."""
         assert self.spilled is not None  # noqa: S101 - callers check `spilled`
         return self.spilled
+
+    @property
+    def saved(self) -> bool:
+        """Whether a segment has the rows."""
+        return self.stop > 0
+
+    @property
+    def first(self) -> int:
+        """The number of the first row of a run that has just been saved; its rows are numbered in order."""
+        return self.stop - len(self.slots)
 
     @property
     def length(self) -> int:
@@ -418,9 +392,7 @@ def merged(
         if not parts:
             yield None
             continue
-        made = joined(parts)
-        made.stop = max(run.stop for run in runs)
-        yield written(made, index.view(), run_files, group)
+        yield written(joined(parts), index.view(), run_files, group)
 
 
 def halved(runs: list[Run], run_files: RunFiles, cleaned: int) -> list[Run]:

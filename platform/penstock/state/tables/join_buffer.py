@@ -1,10 +1,12 @@
 """`JoinBuffer`: rows of a join side by key and time, kept until the watermark passes them.
 
-Rows without a checkpoint are kept in order of arrival and frozen at a barrier.
+They are in runs. Rows that no segment has are in the last runs, which become a segment at a barrier. Runs whose rows
+are in segments are merged with each other only, and so are the others.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +20,7 @@ from penstock.core.keygroup import ALL_HASHES
 from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW, keyed_batch, rows_of
 from penstock.state.spill import join_runs
-from penstock.state.spill.join_runs import Run, RunKeys, in_order
+from penstock.state.spill.join_runs import Run, in_order
 from penstock.state.tables.key_space import find_key
 
 if TYPE_CHECKING:
@@ -35,55 +37,29 @@ if TYPE_CHECKING:
     from penstock.state.tables.key_space import KeySpace
 
 
-@dataclass(frozen=True, slots=True)
-class AddedRows:
-    """Rows in order of arrival, numbered from `first`; keys are slots of the index or numbers of the file."""
-
-    slots: I32
-    times: I64
-    values: list[pa.Array]
-    first: int
-    #: The latest time of the rows.
-    last: int
-    spilled: SpilledRows | None = None
-
-    @property
-    def size(self) -> int:
-        """The bytes in memory."""
-        if self.spilled is not None:
-            return 0
-        return int(self.slots.nbytes + self.times.nbytes) + sum(int(value.nbytes) for value in self.values)
-
-    def renumbered(self, numbers: I32) -> AddedRows:
-        """Renumber slots: slot s becomes `numbers[s]`."""
-        if self.spilled is not None:
-            return self
-        return AddedRows(numbers[self.slots], self.times, self.values, self.first, self.last)
-
-
 @dataclass(frozen=True)
 class FrozenJoinRows:
-    """The rows added between two freezes."""
+    """The rows added between two freezes, as runs in order of arrival; their slots are those of `keys`."""
 
     spec: RowSpec
     keys: KeyView
-    batches: tuple[AddedRows, ...]
+    runs: tuple[Run, ...]
     cleaned: int
 
     @cached_property
     def memory_bytes(self) -> int:
         """The bytes of the rows."""
-        return sum(piece.size for piece in self.batches)
+        return sum(run.size for run in self.runs)
 
     def whole(self) -> Iterator[pa.Table]:
         """Yield the rows that are not cleaned as columns of a segment, sorted by hash."""
         parts = []
-        for piece in self.batches:
-            keys: Keys = self.keys if piece.spilled is None else piece.spilled.keys
-            kept = np.flatnonzero(piece.times > self.cleaned)
-            slots, chosen = piece.slots[kept], pa.array(kept)
-            numbers = (keys.hashes[slots], piece.times[kept], piece.first + kept)
-            parts.append((numbers, [*keys.gather(slots), *(value.take(chosen) for value in piece.values)]))
+        for run in self.runs:
+            keys: Keys = self.keys if run.spilled is None else run.spilled.keys
+            kept = np.flatnonzero(run.times > self.cleaned)
+            slots, chosen = run.slots[kept], pa.array(kept)
+            numbers = (keys.hashes[slots], run.times[kept], run.first + kept)
+            parts.append((numbers, [*keys.gather(slots), *(value.take(chosen) for value in run.values)]))
         hashes, times, rows = (np.concatenate(part) for part in zip(*(numbers for numbers, _ in parts), strict=True))
         order = np.argsort(hashes, kind="stable")
         chosen = pa.array(order)
@@ -91,35 +67,6 @@ class FrozenJoinRows:
         given = dict(zip((*self.keys.schema.names, *self.spec.value_names), columns, strict=True))
         own = {KEY_HASH: pa.array(hashes[order]), NAMESPACE: pa.array(times[order]), ROW: pa.array(rows[order])}
         yield rows_of(self.spec.segment_schema, given | own, len(order))
-
-
-def spilled_to_files(batches: list[AddedRows], keys: Keys, run_files: RunFiles, least: int) -> Iterator[AddedRows]:
-    """Write rows to files and yield them; groups of less than `least` bytes stay in memory."""
-    for group in _consecutive(batches, run_files.limits.added_file_bytes):
-        if group[0].spilled is not None or sum(piece.size for piece in group) < least:
-            yield from group
-            continue
-        columns = zip(*(piece.values for piece in group), strict=True)
-        own, numbers = RunKeys.of(keys, np.concatenate([piece.slots for piece in group]))
-        times = np.concatenate([piece.times for piece in group])
-        file = run_files.write(own, numbers, times, [pa.concat_arrays(list(parts)) for parts in columns])
-        file.release()
-        yield AddedRows(file.numbers, file.times, file.values, group[0].first, max(piece.last for piece in group), file)
-
-
-def _consecutive(batches: list[AddedRows], file_bytes: int) -> Iterator[list[AddedRows]]:
-    """Yield groups of consecutive batches, of about the size of a file; those already in a file stay alone."""
-    group: list[AddedRows] = []
-    size = 0
-    for piece in batches:
-        follows = group and group[-1].first + len(group[-1].slots) == piece.first and group[-1].spilled is None
-        if group and (not follows or piece.spilled is not None or size >= file_bytes):
-            yield group
-            group, size = [], 0
-        group.append(piece)
-        size += piece.size
-    if group:
-        yield group
 
 
 #: Largest merged run: the offsets of strings are 32 bits wide.
@@ -147,9 +94,8 @@ class JoinBuffer:
         #: Files that were read, so their pages may be mapped.
         self._read_files: list[SpilledRows] = []
         self._runs: list[Run] = []
-        self._added: list[AddedRows] = []
-        self._added_bytes = 0
         self._remote = None if remote is None else remote.follow(source)
+        #: The number of the next row of a segment.
         self._next_row = 0 if self._remote is None else self._remote.below
         #: With the object store: (position in the log, first row number) of earlier freezes.
         self._frozen: list[tuple[int, int]] = []
@@ -164,13 +110,8 @@ class JoinBuffer:
 
     def add(self, slots: I32, times: I64, values: list[pa.Array]) -> None:
         """Add rows with times after the cleaned time; the table takes over the arrays."""
-        if len(slots) == 0:
-            return
-        added = AddedRows(slots, times, values, self._next_row, int(times.max()))
-        self._added.append(added)
-        self._added_bytes += added.size
-        self._next_row += len(slots)
-        self._put(slots, times, values)
+        if len(slots):
+            self._put(Run.of(slots, times, values))
 
     def matching_runs(self, slots: I32, lows: I64, highs: I64) -> Iterator[tuple[Run, I64, I32]]:
         """Yield the runs that may have rows of slots, each slot with its span of time (inclusive).
@@ -289,10 +230,6 @@ class JoinBuffer:
         if any(up_to >= run.clean_at for run in self._runs):
             left = (run.without(up_to) if up_to >= run.clean_at else run for run in self._runs)
             self._runs = [run for run in left if run is not None]
-        gone = [piece for piece in self._added if piece.last <= up_to]
-        if gone:
-            self._added = [piece for piece in self._added if piece.last > up_to]
-            self._added_bytes -= sum(piece.size for piece in gone)
 
     # --- snapshots --------------------------------------------------------------------------------------------------
 
@@ -302,13 +239,16 @@ class JoinBuffer:
         if self._cleaned > self._tombstone_at:
             self._tombstone_at = self._cleaned
             log.add_tombstone(log.hash_range, MIN_TIMESTAMP, self._cleaned)
-        batches = tuple(piece for piece in self._added if piece.last > self._cleaned)
-        self._added, self._added_bytes = [], 0
-        if batches:
-            added = FrozenJoinRows(self.spec, self._state.index.view(), batches, self._cleaned)
-            segment = self.source.add(added)
+        added = [run for run in self._runs if not run.saved and run.high > self._cleaned]
+        for run in added:
+            self._next_row += len(run.slots)
+            run.stop = self._next_row
+        if added:
+            self._unmerged = True
+            runs = tuple(dataclasses.replace(run) for run in added)  # slots may be renumbered
+            segment = self.source.add(FrozenJoinRows(self.spec, self._state.index.view(), runs, self._cleaned))
             if self._remote is not None:
-                self._frozen = [*self._undurable, (segment.position, batches[0].first)]
+                self._frozen = [*self._undurable, (segment.position, runs[0].first)]
         return self.source.frozen()
 
     def load(self, table: pa.Table) -> None:
@@ -317,19 +257,20 @@ class JoinBuffer:
         slots = self._state.upsert(keys, hashes)
         self._next_row = max(self._next_row, int(batch.column(ROW).to_numpy().max()) + 1)
         values = [batch.column(name) for name in self.spec.value_names]
-        self._put(slots.copy(), batch.column(NAMESPACE).to_numpy(), values)
+        run = Run.of(slots, batch.column(NAMESPACE).to_numpy(), values)
+        run.stop = self._next_row
+        self._put(run)
         self._state.settle_load()
 
     @property
     def hot_bytes(self) -> int:
         """The bytes of the rows in memory, without those in files."""
-        return self._added_bytes + sum(run.size for run in self._runs)
+        return sum(run.size for run in self._runs)
 
     def close(self) -> None:
         """Drop all rows, so that no file is kept open."""
         self._merging = None
-        self._runs, self._added, self._read_files = [], [], []
-        self._added_bytes = 0
+        self._runs, self._read_files = [], []
 
     # --- slots ------------------------------------------------------------------------------------------------------
 
@@ -339,16 +280,12 @@ class JoinBuffer:
         for run in self._runs:
             if run.spilled is None:
                 used[run.slots] = True
-        for piece in self._added:
-            if piece.spilled is None:
-                used[piece.slots] = True
 
     def renumber(self, numbers: I32) -> None:
         """Renumber slots: slot s becomes `numbers[s]`; the order is kept, so runs stay sorted."""
         for run in self._runs:
             if run.spilled is None:
                 run.slots = numbers[run.slots]
-        self._added = [piece.renumbered(numbers) for piece in self._added]
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -364,8 +301,6 @@ class JoinBuffer:
                 self._runs.append(run)
             else:
                 self._runs += join_runs.spilled_to_files(run, keys, run_files, self._cleaned, self._groups)
-        self._added = list(spilled_to_files(self._added, keys, run_files, least))
-        self._added_bytes = sum(piece.size for piece in self._added)
         self._unmerged = True
         self._read_files += [run.spilled for run in self._runs if run.spilled is not None]
         self.release()
@@ -380,7 +315,9 @@ class JoinBuffer:
         """Continue merging groups of files, by one file of about `piece` bytes, if there are too many."""
         run_files = self._run_files
         if run_files is not None and self._merging is None and self._unmerged:
-            inputs = join_runs.to_merge(self._runs, run_files.limits.fan)
+            saved, added = ([run for run in self._runs if run.saved is which] for which in (True, False))
+            fan = run_files.limits.fan
+            inputs = join_runs.to_merge(saved, fan) or join_runs.to_merge(added, fan)
             self._unmerged = bool(inputs)
             if inputs:
                 self._groups += 1
@@ -391,21 +328,24 @@ class JoinBuffer:
             self._runs = self._merging.replace_inputs(self._runs, self._cleaned)
             self._merging = None
 
-    def _put(self, slots: I32, times: I64, values: list[pa.Array]) -> None:
-        """Add rows as a run; small runs, or runs not twice as large as the next, are merged with it."""
-        new = Run.of(slots, times, values)
-        while self._runs and len(self._runs[-1].slots) <= max(self._small_rows, 2 * len(new.slots)):
-            if self._runs[-1].spilled is not None or self._runs[-1].size + new.size > _MOST_BYTES:
-                break
-            last = self._runs.pop().without(self._cleaned)
-            if last is not None:
-                new = Run.of(
-                    np.concatenate([last.slots, new.slots]),
-                    np.concatenate([last.times, new.times]),
-                    [pa.concat_arrays([a, b]) for a, b in zip(last.values, new.values, strict=True)],
-                )
-        new.stop = self._next_row
-        self._runs.append(new)
+    def _put(self, run: Run) -> None:
+        """Add a run in memory."""
+        self._merge_last()  # their rows may have been saved since the last call
+        self._runs.append(run)
+        self._merge_last()
+
+    def _merge_last(self) -> None:
+        """Merge the last runs in memory while one is small, or not twice as large as the next."""
+        while len(self._runs) > 1:
+            last, new = self._runs[-2:]
+            large = len(last.slots) > max(self._small_rows, 2 * len(new.slots)) or last.size + new.size > _MOST_BYTES
+            if large or last.spilled is not None or new.spilled is not None or last.saved != new.saved:
+                return
+            kept = last.without(self._cleaned)
+            if kept is not None:
+                new = join_runs.joined([(run.slots, run.times, run.values) for run in (kept, new)])
+                new.stop = self._runs[-1].stop
+            self._runs[-2:] = [new]
 
     # --- rows that the log takes over -------------------------------------------------------------------------------
 
@@ -427,9 +367,8 @@ class JoinBuffer:
 
     def forget_durable(self) -> bool:
         """Leave the oldest received rows to the log, as long as all of them are in durable segments; whether any."""
-        firsts = [*(first for _, first in self._undurable), *(piece.first for piece in self._added)]
-        least, runs = min(firsts, default=self._next_row), self._runs
-        gone = list(itertools.takewhile(lambda run: run.stop <= least, runs))
+        least = min((first for _, first in self._undurable), default=self._next_row)
+        runs, gone = self._runs, list(itertools.takewhile(lambda run: run.saved and run.stop <= least, self._runs))
         if not gone or self._remote is None:
             return False
         self._runs, self._merging = runs[len(gone) :], None
@@ -455,8 +394,10 @@ class _Merging:
         return False
 
     def replace_inputs(self, runs: list[Run], cleaned: int) -> list[Run]:
-        """Return runs with the merged files in place of their inputs."""
+        """Return runs with the merged files in place of their inputs, which a freeze may have saved since."""
         old = {id(run) for run in self.inputs}
+        for run in self.done:
+            run.stop = max(run.stop for run in self.inputs)
         place = next((at for at, run in enumerate(runs) if id(run) in old), 0)
         kept = [run for run in runs if id(run) not in old]
         return [*kept[:place], *(run for run in self.done if run.high > cleaned), *kept[place:]]
