@@ -13,10 +13,9 @@ from penstock.state.keys.key_index import plain_key_schema
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.remote.remote_keys import RemoteKeys
 from penstock.state.remote.remote_log import Gather, Reader, one_by_one
-from penstock.state.remote.remote_panes import ColdPaneStore, LocalPaneStore, RemotePanes
+from penstock.state.remote.remote_panes import ColdPaneStore, RemotePanes
 from penstock.state.remote.remote_runs import RemoteRuns
-from penstock.state.spill.cold_file import ColdFileStore
-from penstock.state.spill.cold_panes import SortedColdStore
+from penstock.state.spill.cold_panes import ColdFileStore, LocalPaneStore, SortedColdStore
 from penstock.state.spill.cold_records import SpillStore
 from penstock.state.spill.join_runs import RunFiles
 

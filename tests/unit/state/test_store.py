@@ -75,6 +75,7 @@ def test_a_merge_that_fails_leaves_no_file_open(state, monkeypatch):
     job = store.compaction()
 
     def broken(*_, **__):
+        yield state.spec.segment_schema.empty_table()
         raise StorageError("the store is away")
 
     monkeypatch.setattr(merging, "merge_segments", broken)

@@ -43,18 +43,10 @@ class CompactionJob:
         files = [SegmentFile(segment, read, self._limits) for segment in self.inputs]
         self._folder.mkdir(parents=True, exist_ok=True)
         position, limits = self.inputs[-1].position, self._limits
+        keep_deleted, expired = not self._oldest, self._expired
+        merged = merge_segments(
+            files, self._tombstones, self._schema, within=ALL_HASHES, keep_deleted=keep_deleted, expired=expired
+        )
         writer = SegmentWriter(self._schema, position, self._tier, folder=self._folder, limits=limits)
-        try:
-            for table in merge_segments(
-                files,
-                self._tombstones,
-                self._schema,
-                within=ALL_HASHES,
-                keep_deleted=not self._oldest,
-                expired=self._expired,
-            ):
-                writer.add(table)
-            self.result = writer.finish()
-        finally:
-            writer.close()
+        self.result = writer.write(merged)
         return self.result

@@ -90,6 +90,12 @@ class EncodeResources:
     rows: int
     budget: MemoryBudget
 
+    def reported(self, content: BatchedContent, columns: int) -> Iterator[pa.Table]:
+        """Yield the rows of content in batches, each after a report of the memory that it takes."""
+        for table in content.tables(self.rows):
+            self.report_work(content.ordered_rows, table.num_rows, columns)
+            yield table
+
     def report_work(self, ordered: int, piece: int, columns: int) -> None:
         """Report the memory for `ordered` sorted rows and a batch of `piece` rows to the budget."""
         held = ordered * _ORDER_BYTES + piece * columns * _CELL_BYTES
@@ -140,18 +146,11 @@ class FrozenSegment:
         source, room, schema = self._source, self._source.room, self._source.spec.segment_schema
         wide, limits = not source.remote, source.limits
         if room is None or not isinstance(rows, BatchedContent):
-            writer = SegmentWriter(schema, self.position, wide=wide, limits=limits)
-            for table in rows.whole():
-                writer.add(table)
-            return writer.finish()
+            return SegmentWriter(schema, self.position, wide=wide, limits=limits).write(rows.whole())
         writer = SegmentWriter(schema, self.position, folder=source.directory, wide=wide, limits=limits)
         try:
-            for table in rows.tables(room.rows):
-                room.report_work(rows.ordered_rows, table.num_rows, len(schema))
-                writer.add(table)
-            return writer.finish()
+            return writer.write(room.reported(rows, len(schema)))
         finally:
-            writer.close()
             room.report_work(0, 0, 0)
 
     def spill(self) -> None:

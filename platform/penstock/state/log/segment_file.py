@@ -11,6 +11,7 @@ import io
 import json
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -100,6 +101,12 @@ class SegmentFile:
     def namespaces_of(self, group: RowGroup) -> tuple[int, int]:
         """Return the lowest and highest namespace of a row group, or of the file if the footer has no statistics."""
         return self.span(group, NAMESPACE) or (self.segment.namespace_min, self.segment.namespace_max)
+
+    @cached_property
+    def spans(self) -> I64:
+        """The lowest and highest hash, lowest and highest namespace and rows of every row group, one per column."""
+        rows = [(group.low, group.high, *self.namespaces_of(group), group.rows) for group in self.groups]
+        return np.array(rows, np.int64).reshape(-1, 5).T
 
     def span(self, group: RowGroup, name: str) -> tuple[int, int] | None:
         """Return the lowest and highest value of a row group's column; None if the footer has no statistics."""

@@ -34,7 +34,7 @@ from penstock.state.log.segment_file import GROUPS, NAMESPACES, SegmentFile, has
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
@@ -155,6 +155,15 @@ class SegmentWriter:
             self._writer.write_table(group, row_group_size=self._group_rows)
             low, high = (group.column(KEY_HASH)[i].as_py() for i in (0, -1))
             self._groups.append((start, self._sink.size - start, self._sink.crc, low, high, group.num_rows))
+
+    def write(self, tables: Iterable[pa.Table]) -> EncodedSegment:
+        """Append all tables, close the file and return it."""
+        try:
+            for table in tables:
+                self.add(table)
+            return self.finish()
+        finally:
+            self.close()
 
     def finish(self) -> EncodedSegment:
         """Return the file; if it has no row, its ranges are empty (lowest above highest).
@@ -338,7 +347,7 @@ def merge_segments(
     for piece in span.split(-(-total // limits.merged_rows)):
         tables = [table for file in ordered for table in read_visible(file, tombstones, piece)]
         for part in _merge_batches(tables, limits.merged_bytes):
-            every = _conformed(part, schema)
+            every = conformed(part, schema)
             merged = newest_rows(
                 every if expired is None else _expired(every, expired), schema, keep_deleted=keep_deleted
             )
@@ -346,12 +355,14 @@ def merge_segments(
                 yield merged
 
 
-def _conformed(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
+def conformed(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
     """Return the rows of all tables with the columns of `schema`."""
-    first = tables[0].schema
-    if all(table.schema.equals(first, check_metadata=True) for table in tables):
-        return conform_table(pa.concat_tables(tables), schema)
-    return pa.concat_tables([conform_table(table, schema) for table in tables])
+    some = [table for table in tables if table.num_rows]
+    if not some:
+        return schema.empty_table()
+    if all(table.schema.equals(some[0].schema, check_metadata=True) for table in some):
+        return conform_table(pa.concat_tables(some), schema)
+    return pa.concat_tables([conform_table(table, schema) for table in some])
 
 
 def _span(segments: Sequence[Segment], within: HashRange) -> HashRange | None:

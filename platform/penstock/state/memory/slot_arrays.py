@@ -1,10 +1,13 @@
-"""Arrays by slot, which grow with the number of slots; used by tables and by the eviction policy."""
+"""Arrays by slot that grow with the number of slots, and arrays in pieces; used by tables and stores."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def with_room(array: np.ndarray, count: int, fill: Any = 0) -> np.ndarray:
@@ -14,3 +17,9 @@ def with_room(array: np.ndarray, count: int, fill: Any = 0) -> np.ndarray:
     wider = np.full(max(count, 2 * len(array)), fill, array.dtype)
     wider[: len(array)] = array
     return wider
+
+
+def pieces(array: np.ndarray, most: int) -> Iterator[np.ndarray]:
+    """Yield an array in pieces of at most `most` elements, for work that takes several times their memory."""
+    for first in range(0, len(array), most):
+        yield array[first : first + most]

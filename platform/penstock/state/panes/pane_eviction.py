@@ -19,7 +19,7 @@ from penstock.state.cells.value_heap import ValueHeap
 from penstock.state.keys.hash_ranges import inside
 from penstock.state.keys.key_index import KeyIndex, columns_of
 from penstock.state.memory.limits import PRODUCTION
-from penstock.state.memory.slot_arrays import with_room
+from penstock.state.memory.slot_arrays import pieces, with_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
     from penstock.state.memory.budget import EvictionPolicy
     from penstock.state.remote.remote_panes import ColdPaneStore
-    from penstock.state.spill.cold_file import ColdFileStore
+    from penstock.state.spill.cold_panes import ColdFileStore
 
 #: Bytes that eviction needs for each evicted key: slot, hash, position in the order and a copy.
 _LEAVING_BYTES = 32
@@ -95,8 +95,8 @@ def evict_to_file(policy: EvictionPolicy, hot: HotPanes, cold: ColdPanes, change
     policy.budget.work(f"{policy.holder}/evict", working)
     # in hash order, so that each batch is written to a separate stretch of the file
     leaving = leaving[hash_order(keys.hashes[leaving])]
-    for first in range(0, len(leaving), batch):
-        rows = hot.rows_at(leaving[first : first + batch])
+    for piece in pieces(leaving, batch):
+        rows = hot.rows_at(piece)
         changes.put(keys, rows.chosen((rows.cells[:, 0] & 1) == 1))
         cold.rows.put(keys, rows)
     stays = hot.rebuilt_in_batches(kept, batch)
@@ -122,8 +122,7 @@ def fire_with_cold(hot: HotPanes, cold: ColdPaneStore, panes: list[int], owned: 
             for piece in cold.scan(pane, part, merged.heap):
                 merged.put(*piece)
         chosen = np.nonzero(of_window & (hashes >= part.low) & (hashes <= part.high))[0]
-        for first in range(0, len(chosen), CHUNK):
-            at = chosen[first : first + CHUNK]
+        for at in pieces(chosen, CHUNK):
             merged.put(columns_of(keys, rows.slots[at]), hashes[at], rows.panes[at], rows.cells[at])
         yield from merged.fire(panes)
 
@@ -187,8 +186,7 @@ class FrozenPanes:
         slots = np.concatenate([np.empty(0, np.int32), *(p.slots for p in parts)])
         order = hash_order(self.rows.keys.hashes[slots])  # the array of hashes is freed again
         chosen = np.zeros(len(order), np.bool_)
-        for begin in range(0, len(order), rows):
-            piece = order[begin : begin + rows]
+        for piece in pieces(order, rows):
             chosen[piece] = True
             yield rows_to_table(self.spec, self.rows.keys, _chosen_of(parts, chosen, self.spec.width))
             chosen[piece] = False

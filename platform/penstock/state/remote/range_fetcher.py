@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import numpy as np
 
 from penstock.core.keygroup import HashRange
+from penstock.state.memory.slot_arrays import pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -153,10 +154,6 @@ class RemoteTable(Protocol[_Rows]):
     """States that are fetched together, with a local copy by region."""
 
     @property
-    def logs(self) -> Sequence[RemoteLog]:
-        """The log of each state."""
-
-    @property
     def local_bytes(self) -> I64:
         """The approximate bytes of each region on the local disk."""
 
@@ -166,8 +163,8 @@ class RemoteTable(Protocol[_Rows]):
     def merged(self, tables: Sequence[Iterable[pa.Table]]) -> _Rows:
         """Return rows of each log, oldest first, in the form that is stored locally; any thread."""
 
-    def store(self, rows: _Rows, fetch_ranges: I64) -> None:
-        """Store the rows of these fetch ranges locally."""
+    def store(self, rows: _Rows, wanted: Callable[[I64], np.ndarray]) -> None:
+        """Store rows locally; `wanted` is the mask of the hashes that belong to fetched ranges."""
 
     def drop(self, region: int) -> None:
         """Drop the local rows of a region."""
@@ -210,6 +207,8 @@ class RangeFetcher(Generic[_Rows]):
         self._table, self._regions = table, regions
         self._limit, self._limits, self._prefetched_rows = limit_bytes, limits, prefetched_rows
         self._fetch_ranges = None
+        #: The log of each state; all are added before the first row is requested.
+        self.logs: list[RemoteLog] = []
         #: Whether dropping of regions is suspended.
         self.held = False
         self.fetched_ranges = 0
@@ -219,7 +218,7 @@ class RangeFetcher(Generic[_Rows]):
     def fetch_ranges(self) -> FetchRanges:
         """The fetch ranges, split by the largest state; computed on first use from the restored segments' footers."""
         if self._fetch_ranges is None:
-            largest = max(self._table.logs, key=lambda log: log.rows, default=None)
+            largest = max(self.logs, key=lambda log: log.rows, default=None)
             restored = largest is not None and largest.rows > 0
             points = largest.split_points() if largest is not None and restored else np.empty(0, np.int64)
             self._fetch_ranges = FetchRanges(self._regions, points, local=not restored)
@@ -229,9 +228,14 @@ class RangeFetcher(Generic[_Rows]):
         """Return how many ranges to fetch at a time, so that about `rows` rows of the largest state are read."""
         return max(1, rows * self.fetch_ranges.count // max(self._most_rows, self._limits.group_rows))
 
-    def parts(self, hashes: I64) -> list[I64]:
-        """Return the positions of hashes in groups to request together; see `FetchRanges.parts`."""
-        return self.fetch_ranges.parts(hashes, self.together(self._limits.fetched_rows))
+    def local_parts(self, hashes: I64) -> Iterator[I64]:
+        """Yield the positions of hashes in groups (see `FetchRanges.parts`) whose ranges are local then.
+
+        The ranges of a group may be dropped when the next one is fetched. Raises as `ensure`.
+        """
+        for places in self.fetch_ranges.parts(hashes, self.together(self._limits.fetched_rows)):
+            self.ensure(hashes[places])
+            yield places
 
     def ensure(self, hashes: I64) -> None:
         """Fetch the missing ranges of these hashes.
@@ -251,9 +255,7 @@ class RangeFetcher(Generic[_Rows]):
 
     def fetch(self, fetch_ranges: I64) -> None:
         """Fetch ranges, as many at a time as the limits allow; raises as `ensure`."""
-        step = self.together(self._limits.fetched_rows)
-        for first in range(0, len(fetch_ranges), step):
-            some = fetch_ranges[first : first + step]
+        for some in pieces(fetch_ranges, self.together(self._limits.fetched_rows)):
             tables = self._table.current(self.fetch_ranges.ranges(some))
             self._store(self._table.merged(tables), some)
 
@@ -273,13 +275,13 @@ class RangeFetcher(Generic[_Rows]):
     def next_fetch(self) -> BackgroundFetch[_Rows] | None:
         """Return the next prefetch; None: everything was fetched, or less space is left than a drop frees."""
         taken = int(self._table.local_bytes.sum())
-        if taken * (FREED + 1) > self._limit * FREED or not self._table.logs:
+        if taken * (FREED + 1) > self._limit * FREED or not self.logs:
             return None
         some = self.fetch_ranges.unrequested(self.together(self._prefetched_rows))
         if len(some) == 0:
             return None
         ranges = self.fetch_ranges.ranges(some)
-        read = partial(self._merged, [log.base(ranges) for log in self._table.logs])
+        read = partial(self._merged, [log.base(ranges) for log in self.logs])
         return BackgroundFetch(some, self.fetch_ranges.split_version, read, self._install)
 
     def _merged(self, reads: Sequence[Callable[[], Iterable[pa.Table]]]) -> _Rows:
@@ -295,10 +297,10 @@ class RangeFetcher(Generic[_Rows]):
             self._store(fetched.rows, new)
 
     def _store(self, rows: _Rows, fetch_ranges: I64) -> None:
-        self._table.store(rows, fetch_ranges)
+        self._table.store(rows, lambda hashes: np.isin(self.fetch_ranges.of(hashes), fetch_ranges))
         self.fetch_ranges.mark_local(fetch_ranges)
         self.fetched_ranges += len(fetch_ranges)
 
     @property
     def _most_rows(self) -> int:
-        return max((log.rows for log in self._table.logs), default=0)
+        return max((log.rows for log in self.logs), default=0)

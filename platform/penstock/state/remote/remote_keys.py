@@ -84,6 +84,7 @@ class RemoteKeys:
         """
         log = RemoteLog(source, self.reader)
         self._states.append(RemoteRows(log, columns, by_first))
+        self.fetcher.logs.append(log)
         self._key_schema = source.spec.key_schema
         if source.ttl is not None:
             source.ttl.clock.restored(log.newest_access())
@@ -97,11 +98,6 @@ class RemoteKeys:
                 if rows.num_rows:
                     _, keys, hashes = keyed_batch(rows, self._key_schema)
                     yield keys, hashes
-
-    @property
-    def logs(self) -> list[RemoteLog]:
-        """The log of each state."""
-        return [state.log for state in self._states]
 
     @property
     def local_bytes(self) -> I64:
@@ -121,10 +117,10 @@ class RemoteKeys:
         rows = [_rows_of(state, batch, slots, index.count) for state, batch, slots in found]
         return self.spill_store.packed(index.view(), np.arange(index.count, dtype=np.int32), rows)
 
-    def store(self, rows: PackedKeys, fetch_ranges: I64) -> None:
-        """Store the records of these fetch ranges."""
-        wanted = np.isin(self.fetcher.fetch_ranges.of(rows.hashes), fetch_ranges)
-        self.spill_store.put_packed(rows if wanted.all() else rows.chosen(wanted))
+    def store(self, rows: PackedKeys, wanted: Callable[[I64], np.ndarray]) -> None:
+        """Store the records of the wanted hashes."""
+        chosen = wanted(rows.hashes)
+        self.spill_store.put_packed(rows if chosen.all() else rows.chosen(chosen))
 
     def drop(self, region: int) -> None:
         """Drop the local records of a region."""

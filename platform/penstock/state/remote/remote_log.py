@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.evolution import conform_table
 from penstock.state.keys.hash_ranges import inside
 from penstock.state.log.segment_columns import KEY_HASH, LAST_ACCESS
 from penstock.state.log.segment_file import RowGroup, SegmentFile, runs_of
 from penstock.state.log.segment_log import covered
-from penstock.state.log.segments import clip_of, newest_rows, read_visible, without_hidden
+from penstock.state.log.segments import clip_of, conformed, newest_rows, read_visible, without_hidden
 
 if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
@@ -131,8 +130,8 @@ class RemoteLog:
     def merged(self, tables: Iterable[pa.Table]) -> pa.Table:
         """Return the newest ones of these rows, oldest first, sorted by hash; any thread."""
         schema = self._source.spec.segment_schema
-        every = [conform_table(table, schema) for table in tables if table.num_rows]
-        return newest_rows(pa.concat_tables(every), schema, keep_deleted=False) if every else schema.empty_table()
+        rows = conformed(tables, schema)
+        return newest_rows(rows, schema, keep_deleted=False) if rows.num_rows else rows
 
     def groups(
         self, files: Sequence[SegmentFile], chosen: Sequence[Sequence[RowGroup]], ranges: Sequence[HashRange]

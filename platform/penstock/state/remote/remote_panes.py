@@ -17,8 +17,7 @@ from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.log.segment_columns import NAMESPACE
 from penstock.state.remote.range_fetcher import RangeFetcher
 from penstock.state.remote.remote_log import RemoteLog
-from penstock.state.spill.cold_file import ColdFileStore
-from penstock.state.spill.cold_panes import SortedColdStore
+from penstock.state.spill.cold_panes import LocalPaneStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,10 +33,7 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.segment_file import SegmentFile
     from penstock.state.remote.remote_log import Reader
-
-
-#: A store of pane rows on the local disk.
-LocalPaneStore: TypeAlias = ColdFileStore | SortedColdStore
+    from penstock.state.spill.cold_panes import ColdFileStore
 
 
 def _read_namespaces(file: SegmentFile) -> set[int]:
@@ -64,11 +60,11 @@ class RemotePanes:
         self._source, self._spec, self._local = source, source.spec, local
         self._limits = source.limits
         self._log = RemoteLog(source, reader)
-        self.logs = [self._log]
         restored = self._log.rows > 0
         self.fetcher: RangeFetcher[HotPanes] = RangeFetcher(
             self, local.regions, limit_bytes, source.limits, source.limits.fetched_rows
         )
+        self.fetcher.logs.append(self._log)
         self._fetch_ranges = self.fetcher.fetch_ranges
         self._panes = ({0} if self._spec.single_pane else self._saved_panes()) if restored else set()
         self._rows = self._limits.few_rows if restored else _MANY_ROWS
@@ -112,9 +108,8 @@ class RemotePanes:
         if len(rows) == 0:
             return
         before = self.fetcher.fetched_ranges
-        for part in self.fetcher.parts(keys.hashes[requested[0][rows]]):
+        for part in self.fetcher.local_parts(keys.hashes[requested[0][rows]]):
             slots, panes, cell = requested[0][rows[part]], requested[1][rows[part]], target[1][rows[part]]
-            self.fetcher.ensure(keys.hashes[slots])
             self._local.fetch(keys, (slots, panes), (target[0], cell), heap)
         self._busy = self._busy or self.fetcher.fetched_ranges - before > self._limits.many_ranges
 
@@ -165,14 +160,14 @@ class RemotePanes:
                 merged.put(*table_to_rows(self._spec, conform_table(table, self._spec.segment_schema), merged.heap))
         return merged
 
-    def store(self, merged: HotPanes, fetch_ranges: I64) -> None:
-        """Store the rows of these fetch ranges, except expired ones and those of dropped panes."""
+    def store(self, merged: HotPanes, wanted: Callable[[I64], np.ndarray]) -> None:
+        """Store the rows of the wanted hashes, except expired ones and those of dropped panes."""
         rows, keys = merged.memory.present(), merged.index.view()
-        wanted = np.isin(self._fetch_ranges.of(keys.hashes[rows.slots]), fetch_ranges) & np.isin(rows.panes, self.panes)
+        chosen = wanted(keys.hashes[rows.slots]) & np.isin(rows.panes, self.panes)
         if (ttl := self._source.ttl) is not None:  # after the merge: an expired row hides older ones
             rows.cells[:, -1] = ttl.clock.bounded(rows.cells[:, -1])
-            wanted &= rows.cells[:, -1] > ttl.deadline
-        self._local.put(keys, rows.chosen(wanted))
+            chosen &= rows.cells[:, -1] > ttl.deadline
+        self._local.put(keys, rows.chosen(chosen))
 
     def drop(self, region: int) -> None:
         """Drop a region's local rows."""

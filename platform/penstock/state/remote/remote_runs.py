@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MIN_TIMESTAMP
-from penstock.core.evolution import conform_table
 from penstock.core.keygroup import ALL_HASHES, HashRange
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW
+from penstock.state.log.segments import conformed
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.remote.range_fetcher import RangeFetcher
 from penstock.state.remote.remote_log import RemoteLog
@@ -57,7 +57,6 @@ class RemoteSide:
         self.below = 1 + max((_last_row(file) for file in self.log.files()), default=-1)
         #: The local rows, by region.
         self.local: list[list[Run]] = [[] for _ in owner.regions]
-        self._spans: dict[int, tuple[SegmentFile, I64]] = {}
 
     @property
     def runs(self) -> Iterator[Run]:
@@ -71,10 +70,7 @@ class RemoteSide:
 
     def spans(self) -> I64:
         """Return lowest and highest hash, lowest and highest time and rows of every row group, one per column."""
-        files = self.log.files()
-        self._spans = {id(f): self._spans.get(id(f)) or (f, _spans_of(f)) for f in files}
-        found = [self._spans[id(file)][1] for file in files]
-        return np.concatenate([np.empty((5, 0), np.int64), *found], axis=1)
+        return np.concatenate([np.empty((5, 0), np.int64), *(file.spans for file in self.log.files())], axis=1)
 
     def put(self, tables: Iterable[pa.Table], wanted: Callable[[I64], np.ndarray]) -> None:
         """Store rows of the log in local files; `wanted` selects them by hash."""
@@ -96,11 +92,7 @@ class RemoteSide:
 
     def _chosen(self, tables: Iterable[pa.Table], wanted: Callable[[I64], np.ndarray]) -> pa.RecordBatch | None:
         """Return the rows that belong to the log and were not cleaned, in order of arrival; None: no rows."""
-        schema = self._spec.segment_schema
-        every = [conform_table(table, schema) for table in tables if table.num_rows]
-        if not every:
-            return None
-        table = pa.concat_tables(every)
+        table = conformed(tables, self._spec.segment_schema)
         numbers = table.column(ROW).to_numpy()
         kept = (numbers < self.below) & (table.column(NAMESPACE).to_numpy() > self._cleaned)
         kept &= wanted(table.column(KEY_HASH).to_numpy())
@@ -134,6 +126,7 @@ class RemoteRuns:
         """Add a side; both are added before the first key is used."""
         side = RemoteSide(RemoteLog(source, self._reader), source.spec, self)
         self._sides.append(side)
+        self.fetcher.logs.append(side.log)
         return side
 
     def fetch_span(self, low: int, high: int, part: HashRange = ALL_HASHES) -> None:
@@ -193,11 +186,6 @@ class RemoteRuns:
     # --- fetch ranges -----------------------------------------------------------------------------------------------
 
     @property
-    def logs(self) -> list[RemoteLog]:
-        """The log of each side."""
-        return [side.log for side in self._sides]
-
-    @property
     def local_bytes(self) -> I64:
         """The bytes of each region in local files."""
         return np.array(
@@ -212,11 +200,10 @@ class RemoteRuns:
         """Return the rows as they are: each is in one segment."""
         return [list(rows) for rows in tables]
 
-    def store(self, rows: list[list[pa.Table]], fetch_ranges: I64) -> None:
-        """Store the rows of these fetch ranges in local files."""
-        of = self.fetcher.fetch_ranges.of
+    def store(self, rows: list[list[pa.Table]], wanted: Callable[[I64], np.ndarray]) -> None:
+        """Store the rows of the wanted hashes in local files."""
         for side, tables in zip(self._sides, rows, strict=True):
-            side.put(tables, lambda hashes: np.isin(of(hashes), fetch_ranges))
+            side.put(tables, wanted)
 
     def drop(self, region: int) -> None:
         """Drop the files of a region."""
@@ -227,11 +214,6 @@ class RemoteRuns:
 
     def _new_run_files(self) -> RunFiles:
         return RunFiles(self._folder, self._limits.region_file_bytes, _LARGER, limits=self._limits)
-
-
-def _spans_of(file: SegmentFile) -> I64:
-    rows = [(group.low, group.high, *file.namespaces_of(group), group.rows) for group in file.groups]
-    return np.array(rows, np.int64).reshape(-1, 5).T
 
 
 def _last_row(file: SegmentFile) -> int:

@@ -141,8 +141,7 @@ class RemoteTimers:
         for file in self._log.files():
             if file.segment.namespace_max < begin:
                 continue
-            for group in file.groups:
-                low, high = file.namespaces_of(group)
+            for group, low, high in zip(file.groups, *file.spans[2:4].tolist(), strict=True):
                 found.append(TimerSpan(low, high, group.rows, file.segment.position, file, group))
         found += [TimerSpan(low, high, rows, position) for position, low, high, rows in self._source.spans()]
         return [span for span in found if span.high >= begin and span.low <= span.high]

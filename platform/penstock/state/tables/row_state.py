@@ -20,8 +20,7 @@ from penstock.state.keys.key_index import KeyIndex
 from penstock.state.keys.sorted_keys import decode_keys
 from penstock.state.log.row_spec import TIMERS, RowSpec
 from penstock.state.memory.budget import EvictionPolicy
-from penstock.state.memory.slot_arrays import with_room
-from penstock.state.spill.cold_records import slot_batches
+from penstock.state.memory.slot_arrays import pieces, with_room
 from penstock.state.tables.collection_table import CollectionTable
 from penstock.state.tables.join_buffer import JoinBuffer
 from penstock.state.tables.timer_table import TimerTable
@@ -88,7 +87,6 @@ class RowState:
         self._row_tables: list[RowTable] = []
         self._timer_tables: list[TimerTable] = []
         self._join_buffers: list[JoinBuffer] = []
-        self._expiring: list[RowTable] = []
         self._numbers: I32 = np.zeros(0, np.int32)
         #: Of each slot, whether the cold store may have a record of the key, and whether it is out of date.
         self._stored, self._changed = np.zeros(0, np.bool_), np.zeros(0, np.bool_)
@@ -135,7 +133,6 @@ class RowState:
         """Declare a table whose rows are in the records of evicted keys, and restore it."""
         made = self._added(name, declared, make, self._row_tables.append)
         made.loaded()
-        self._expiring += [made] if declared.ttl and made not in self._expiring else []
         return made
 
     def _named(self, migration: Migration | None) -> Migration | None:
@@ -188,8 +185,7 @@ class RowState:
             if self.remote is None:
                 self._load(self.cold, view, new)
                 return slots
-            for places in self.remote.fetcher.parts(view.hashes[new]):
-                self.remote.fetcher.ensure(view.hashes[new[places]])
+            for places in self.remote.fetcher.local_parts(view.hashes[new]):
                 self._load(self.cold, view, new[places])
         return slots
 
@@ -272,7 +268,7 @@ class RowState:
         Raises:
             StateTooLargeError: the state does not fit the managed memory.
         """
-        for table in self._expiring:
+        for table in self._row_tables:
             table.sweep(self._limits.sweep_keys)
         if self._policy.should_find_dead(self.index.count):
             self._drop_dead_keys()
@@ -359,7 +355,7 @@ class RowState:
         stays = self._policy.kept_mask(count, held)
         leaving = np.flatnonzero(~stays).astype(np.int32)
         leaving = leaving[np.argsort(view.hashes[leaving])]
-        for piece in slot_batches(leaving, self._limits.evicted_keys) if self._row_tables else ():
+        for piece in pieces(leaving, self._limits.evicted_keys) if self._row_tables else ():
             self._put_rows(cold, view, piece)
         for timers in self._timer_tables:
             timers.evict_keys(view, leaving)

@@ -139,10 +139,7 @@ class SavepointWriter:
 
     def _part(self, state: KeyedStateSnapshot, schema: pa.Schema, tables: list[pa.Table]) -> Segment:
         position = 1 + max((segment.position for segment in state.segments), default=0)
-        encoder = SegmentWriter(schema, position)
-        for table in tables:
-            encoder.add(table)
-        encoded = encoder.finish()
+        encoded = SegmentWriter(schema, position).write(tables)
         folder = f"{state.uid}/{state.state}"
         number = self._parts[folder] = self._parts.get(folder, -1) + 1
         file = self._put(f"{folder}/part-{self._prefix}{number:05d}.parquet", encoded.data)
