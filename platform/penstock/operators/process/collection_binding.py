@@ -304,7 +304,7 @@ class BoundMap:
             for at in changes.cleared:
                 table.stamps.drop(int(self._slots[at]))
             for at, _, key in removed:
-                table.stamps.drop(int(self._slots[at]), (key,))
+                table.stamps.forget(int(self._slots[at]), (key,))
             for (at, *_), name in zip(put, names, strict=True):
                 table.stamps.touch_map(int(self._slots[at]), (name,))
         table.changed(self._slots[list(changes.changed)], maps)

@@ -194,7 +194,7 @@ class SessionAggregateOperator(Operator):
         """
         slots, cells = self._table.sessions(None if fetched is None else fetched[0])
         last = cells[:, self._rule.last_word]
-        fired = self._bounds(self._table.hashes(slots), 0)
+        fired = self._bounds(self._table.index.hashes[slots], 0)
         if fetched is not None:
             fired = np.maximum(fired, fetched[1][np.searchsorted(fetched[0], slots)])
         waiting = last > fired
@@ -219,7 +219,7 @@ class SessionAggregateOperator(Operator):
         keys = key_columns(rows, self._config.key)
         hashes = hash_key_columns(keys, rows.num_rows)
         slots, cells = self._table.sessions_with(keys, hashes, times[already_closed])
-        ended = cells[:, self._rule.last_word] <= self._bounds(self._table.hashes(slots), 0)
+        ended = cells[:, self._rule.last_word] <= self._bounds(self._table.index.hashes[slots], 0)
         for piece in self._table.fired(slots[ended], cells[ended]):
             self._emit(piece, out)
 

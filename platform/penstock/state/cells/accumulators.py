@@ -40,32 +40,24 @@ Dtype: TypeAlias = Literal["int64", "float64", "value"]
 ROWS = "__rows"
 #: Number of words of the registers of `approx_count_distinct`.
 _REGISTER_WORDS = 64
-_OPS: dict[tuple[str, str], int] = {
-    ("sum", "int64"): merge.SUM_I,
-    ("min", "int64"): merge.MIN_I,
-    ("max", "int64"): merge.MAX_I,
-    ("sum", "float64"): merge.SUM_F,
-    ("min", "float64"): merge.MIN_F,
-    ("max", "float64"): merge.MAX_F,
-    ("moments", "float64"): merge.MOMENTS,
-    ("first", "int64"): merge.FIRST,
-    ("first", "float64"): merge.FIRST,
-    ("last", "int64"): merge.LAST,
-    ("last", "float64"): merge.LAST,
-    ("registers", "int64"): merge.REGISTERS,
-    ("min", "value"): merge.MIN_V,
-    ("max", "value"): merge.MAX_V,
-    ("first", "value"): merge.FIRST,
-    ("last", "value"): merge.LAST,
-}
-#: Operation numbers of the one-pass kernel; it does not handle the others (moments, first, last).
-_ROW_OPS: dict[tuple[str, str], int] = {
-    ("sum", "int64"): accumulate.SUM_I,
-    ("min", "int64"): accumulate.MIN_I,
-    ("max", "int64"): accumulate.MAX_I,
-    ("sum", "float64"): accumulate.SUM_F,
-    ("min", "float64"): accumulate.MIN_F,
-    ("max", "float64"): accumulate.MAX_F,
+#: The numbers of an operation: of the merge kernel, and of the one-pass kernel, which does not have all of them.
+_OPS: dict[tuple[str, str], tuple[int, int | None]] = {
+    ("sum", "int64"): (merge.SUM_I, accumulate.SUM_I),
+    ("min", "int64"): (merge.MIN_I, accumulate.MIN_I),
+    ("max", "int64"): (merge.MAX_I, accumulate.MAX_I),
+    ("sum", "float64"): (merge.SUM_F, accumulate.SUM_F),
+    ("min", "float64"): (merge.MIN_F, accumulate.MIN_F),
+    ("max", "float64"): (merge.MAX_F, accumulate.MAX_F),
+    ("moments", "float64"): (merge.MOMENTS, None),
+    ("first", "int64"): (merge.FIRST, None),
+    ("first", "float64"): (merge.FIRST, None),
+    ("last", "int64"): (merge.LAST, None),
+    ("last", "float64"): (merge.LAST, None),
+    ("registers", "int64"): (merge.REGISTERS, None),
+    ("min", "value"): (merge.MIN_V, None),
+    ("max", "value"): (merge.MAX_V, None),
+    ("first", "value"): (merge.FIRST, None),
+    ("last", "value"): (merge.LAST, None),
 }
 
 
@@ -85,8 +77,13 @@ class AccumulatorSpec:
 
     @property
     def op(self) -> int:
-        """The kernel's number for (combine, dtype)."""
-        return _OPS[self.combine, self.dtype]
+        """The merge kernel's number for (combine, dtype)."""
+        return _OPS[self.combine, self.dtype][0]
+
+    @property
+    def row_op(self) -> int | None:
+        """The one-pass kernel's number; None: it cannot add rows to the accumulator."""
+        return _OPS[self.combine, self.dtype][1]
 
     @property
     def columns(self) -> tuple[tuple[str, Dtype], ...]:
@@ -182,7 +179,7 @@ class PaneTableSpec:
     @cached_property
     def in_one_pass(self) -> bool:
         """Whether the one-pass kernel can add rows to every accumulator."""
-        return all((a.combine, a.dtype) in _ROW_OPS for a in self.accumulators)
+        return all(a.row_op is not None for a in self.accumulators)
 
     @cached_property
     def value_words(self) -> dict[int, pa.DataType]:
@@ -207,7 +204,7 @@ class PaneTableSpec:
 
     def row_inputs(self, inputs: Sequence[AccumulatorInput | None]) -> I64:
         """Return a batch's inputs in the one-pass kernel's form: addresses, valid while the inputs exist."""
-        rows = []
+        rows: list[tuple[int | None, ...]] = []
         for accumulator, word, given in zip(self.accumulators, self.words, inputs, strict=True):
             if given is None:
                 continue
@@ -215,8 +212,7 @@ class PaneTableSpec:
             if given.values is None:
                 rows.append((accumulate.COUNT, word, 0, bitmap, given.bit_offset))
             else:
-                op = _ROW_OPS[accumulator.combine, accumulator.dtype]
-                rows.append((op, word, address_of(given.values), bitmap, given.bit_offset))
+                rows.append((accumulator.row_op, word, address_of(given.values), bitmap, given.bit_offset))
         return np.array(rows, np.int64).reshape(len(rows), accumulate.INPUT_COLUMNS)
 
     @cached_property
@@ -226,6 +222,13 @@ class PaneTableSpec:
         return ((ROWS, "int64"), *(column for a in self.accumulators for column in a.columns), *age)
 
     @cached_property
+    def value_types(self) -> tuple[pa.DataType, ...]:
+        """The Arrow types of `value_columns`."""
+        return tuple(
+            self.value_words.get(word) or pa.type_for_alias(dtype) for word, (_, dtype) in enumerate(self.value_columns)
+        )
+
+    @cached_property
     def segment_schema(self) -> pa.Schema:
         """The columns of this state's Parquet files; field ids are in the metadata `id` and in Parquet's own."""
         columns = self.value_columns[: self.width - self.expires]
@@ -233,9 +236,8 @@ class PaneTableSpec:
         carried = self.evolution.carried or ({},) * len(columns)
         values = []
         for word, ((name, dtype), number, more) in enumerate(zip(columns, ids, carried, strict=True)):
-            kind = self.value_words.get(word) or pa.type_for_alias(dtype)
             said = {**(self._evolution_metadata(word, dtype) if self.evolves else {}), **more}
-            values.append(segment_field(name, kind, number, nullable=dtype == "value", more=said))
+            values.append(segment_field(name, self.value_types[word], number, nullable=dtype == "value", more=said))
         if self.expires:
             values.append(segment_field(LAST_ACCESS, pa.int64(), 6))
         last = str(max([self.evolution.last_id, *ids])).encode()

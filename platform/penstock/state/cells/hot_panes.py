@@ -19,9 +19,10 @@ from penstock.state.cells.pane_memory import PaneCells, PaneMemory
 from penstock.state.cells.value_heap import ValueHeap, take_values
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.segment_columns import DELETED, NAMESPACE, keyed_batch
+from penstock.state.memory.slot_arrays import pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
@@ -139,8 +140,8 @@ def rows_to_tables(spec: PaneTableSpec, keys: KeyView, rows: PaneCells, most: in
     """Yield cells as columns of a segment in tables of `most` rows, which bounds the memory for columns."""
     hashes = keys.hashes[rows.slots]
     order = hash_order(hashes)
-    for first in range(0, len(order), most):
-        yield _arranged(spec, keys, rows, hashes, order[first : first + most])
+    for piece in pieces(order, most):
+        yield _arranged(spec, keys, rows, hashes, piece)
 
 
 def _arranged(spec: PaneTableSpec, keys: KeyView, rows: PaneCells, hashes: I64, order: I64) -> pa.Table:
@@ -149,19 +150,39 @@ def _arranged(spec: PaneTableSpec, keys: KeyView, rows: PaneCells, hashes: I64, 
     out = (np.empty(count, np.int64), np.empty(count, np.int32), words)
     kernels.arrange(order, (hashes, rows.slots, rows.cells), out)
     panes = np.zeros(count, np.int64) if spec.single_pane else rows.panes[order]
-    values = [
-        take_values(w, spec.value_words[i]) if i in spec.value_words else pa.array(w.view(np.dtype(dtype)))
-        for i, (w, (_, dtype)) in enumerate(zip(words, spec.value_columns, strict=True))
-    ]
     columns = [
         pa.array(out[0]),
         *keys.gather(out[1]),
         pa.array(panes),
-        *values,
+        *_columns_of(spec, words),
         pa.array(words[0] == 0),  # a single cell that was cleared, not by a tombstone
         pa.array(np.arange(count)),
     ]
     return pa.Table.from_arrays(columns, schema=spec.segment_schema)
+
+
+def _columns_of(spec: PaneTableSpec, words: I64) -> list[pa.Array]:
+    """Return words as the value columns of a segment; word 0 is the number of rows."""
+    return [
+        take_values(own, spec.value_words[word]) if word in spec.value_words else pa.array(own.view(np.dtype(dtype)))
+        for word, (own, (_, dtype)) in enumerate(zip(words, spec.value_columns, strict=True))
+    ]
+
+
+def cells_to_columns(spec: PaneTableSpec, cells: I64) -> list[pa.Array]:
+    """Return cells as the value columns of a segment, without their dirty bits."""
+    words = cells.T.copy()
+    words[0] >>= 1
+    return _columns_of(spec, words)
+
+
+def columns_to_cells(spec: PaneTableSpec, columns: Sequence[pa.Array], heap: ValueHeap) -> I64:
+    """Return cells from the value columns of a segment; values of any length are put into `heap`."""
+    cells = np.empty((len(columns[0]), spec.width), np.int64)
+    for word, column in enumerate(columns):
+        cells[:, word] = heap.put(column) if word in spec.value_words else column.to_numpy().view(np.int64)
+    cells[:, 0] <<= 1
+    return cells
 
 
 def table_to_rows(spec: PaneTableSpec, table: pa.Table, heap: ValueHeap) -> tuple[KeyColumns, I64, I64, I64]:
@@ -179,11 +200,7 @@ def table_to_rows(spec: PaneTableSpec, table: pa.Table, heap: ValueHeap) -> tupl
             hint="keep key columns and aggregates as they were, or give the operator a new uid",
         )
     batch, keys, hashes = keyed_batch(table, spec.key_schema)
-    cells = np.empty((batch.num_rows, spec.width), np.int64)
-    for word, (name, _) in enumerate(spec.value_columns):
-        column = batch.column(name)
-        cells[:, word] = heap.put(column) if word in spec.value_words else column.to_numpy().view(np.int64)
-    cells[:, 0] <<= 1
+    cells = columns_to_cells(spec, [batch.column(name) for name, _ in spec.value_columns], heap)
     cells[batch.column(DELETED).to_numpy(zero_copy_only=False), 0] = 0
     return keys, hashes, batch.column(NAMESPACE).to_numpy(), cells
 

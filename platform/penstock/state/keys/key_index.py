@@ -20,6 +20,7 @@ from penstock.kernels.keys import hashing
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import FixedColumn, KeyColumns, key_column
 from penstock.state.keys.column_store import ColumnStore, grown, new_store
+from penstock.state.memory.slot_arrays import pieces
 
 if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
@@ -164,8 +165,7 @@ class KeyIndex:
     def kept(self, slots: I32, piece: int = _CHUNK, *, small: bool = False) -> KeyIndex:
         """Return an index with only the keys of these slots, renumbered in the same order."""
         index, view = KeyIndex(self.schema, small=small), self.view()
-        for first in range(0, len(slots), piece):
-            some = slots[first : first + piece]
+        for some in pieces(slots, piece):
             index.upsert(columns_of(view, some), view.hashes[some])
         return index
 

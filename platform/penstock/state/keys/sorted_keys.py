@@ -72,8 +72,8 @@ def encode_keys(keys: KeyView, slots: I32, panes: I64) -> list[bytes]:
     return heads
 
 
-def hashes_of(keys: list[bytes]) -> I64:
-    """Return the hashes of store keys."""
+def second_numbers(keys: list[bytes]) -> I64:
+    """Return the second number of each store key: the hash; of a name of a timer, the time."""
     return _from_big_endian(np.frombuffer(b"".join(key[8:_PREFIX] for key in keys), np.uint8).reshape(-1, 8))
 
 

@@ -87,16 +87,16 @@ class EntryStamps:
         ages = stamps.items() if isinstance(stamps, dict) else enumerate(stamps)
         return [name for name, _ in takewhile(lambda age: age[1] <= deadline, ages)]
 
-    def forget(self, slot: int, expired: Sequence[Any]) -> None:
-        """Remove the times of elements or entries that `expired` has returned."""
-        stamps = self._held[slot]
+    def forget(self, slot: int, names: Sequence[Any]) -> None:
+        """Remove the times of entries of a map by their keys; of a list, of as many first elements."""
+        stamps = self._held.get(slot, [] if self._lists else {})
         if self._lists:
-            del stamps[: len(expired)]
+            del stamps[: len(names)]
         else:
-            for key in expired:
-                del stamps[key]
+            for key in names:
+                stamps.pop(key, None)
         if not stamps:
-            del self._held[slot]
+            self.drop(slot)
 
     def touch_list(self, slot: int, first: int, length: int) -> None:
         """Set the elements of a list from `first` upwards as accessed now; the list has `length`."""
@@ -110,14 +110,9 @@ class EntryStamps:
             stamps.pop(key, None)
             stamps[key] = now
 
-    def drop(self, slot: int, keys: Iterable[Any] | None = None) -> None:
-        """Remove the times of entries of a map; None: of all entries of the slot."""
-        if keys is None:
-            self._held.pop(slot, None)
-            return
-        stamps = self._held.get(slot, {})
-        for key in keys:
-            stamps.pop(key, None)
+    def drop(self, slot: int) -> None:
+        """Remove all times of a slot."""
+        self._held.pop(slot, None)
 
     def put(self, slot: int, stamps: Any) -> None:
         """Set the times of a slot, which had none: a list, or a dict by map key."""

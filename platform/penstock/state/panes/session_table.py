@@ -18,13 +18,14 @@ import pyarrow as pa
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.kernels.aggregates import merge
 from penstock.kernels.aggregates import pages as kernels
-from penstock.state.cells.hot_panes import CHUNK, Fired, overflow, rows_to_table, table_to_rows
+from penstock.state.cells.hot_panes import CHUNK, Fired, cells_to_columns, columns_to_cells, overflow, rows_to_table
 from penstock.state.cells.pane_memory import PaneCells
-from penstock.state.cells.value_heap import ValueHeap, take_values
+from penstock.state.cells.value_heap import ValueHeap
 from penstock.state.keys.key_index import KeyIndex, columns_of
-from penstock.state.memory.slot_arrays import with_room
+from penstock.state.log.segment_columns import NAMESPACE
+from penstock.state.memory.slot_arrays import pieces, with_room
 from penstock.state.panes.pane_table import PaneTable
-from penstock.state.spill.cold_records import ColdTimers, DueTimers, KeyRows, slot_batches
+from penstock.state.spill.cold_records import ColdTimers, DueTimers, KeyRows
 from penstock.state.tables.key_space import find_key
 
 if TYPE_CHECKING:
@@ -73,9 +74,8 @@ class ColdSessions:
     def __init__(self, spill_store: SpillStore, spec: PaneTableSpec, *, timed: bool) -> None:
         """Start without cold keys; unless `timed`, the table has timers for the keys that are due."""
         self._spec = spec
-        kinds = [spec.value_words.get(word, pa.int64()) for word in range(spec.width)]
         self._store = spill_store
-        self._number = spill_store.add([pa.int64()] * _HEAD + kinds)
+        self._number = spill_store.add([*[pa.int64()] * _HEAD, *spec.value_types])
         self._due = ColdTimers(spill_store) if timed else None
         #: Keys that are evicted at a time: bytes take several times the memory of cells.
         self._piece = spill_store.limits.evicted_sessions
@@ -92,10 +92,8 @@ class ColdSessions:
             at = order[heads[0] : stop]
             counts = np.diff(np.append(heads, stop))
             least = np.minimum.reduceat(due[at], heads - heads[0])
-            cells = rows.cells[at]
-            cells[:, 0] &= ~1
             head = [np.repeat(least, counts), fired_to[at], rows.panes[at]]
-            columns = [*map(pa.array, head), *self._of_cells(cells)]
+            columns = [*map(pa.array, head), *cells_to_columns(self._spec, rows.cells[at])]
             self._store.put(keys, slots[heads], [KeyRows(counts, columns)])
             if self._due is not None:
                 self._due.put(keys, slots[heads], least)
@@ -126,26 +124,13 @@ class ColdSessions:
 
     def columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """Return rows of a segment as columns of records, with an unknown due time."""
-        heap = ValueHeap()
-        _, _, panes, cells = table_to_rows(self._spec, pa.Table.from_batches([batch]), heap)
-        head = [np.full(len(panes), MIN_TIMESTAMP, np.int64)] * (_HEAD - 1)
-        return [*map(pa.array, (*head, panes)), *self._of_cells(cells)]
-
-    def _of_cells(self, cells: I64) -> list[pa.Array]:
-        """Return the words of cells as columns, with values in place of references."""
-        kinds = self._spec.value_words
-        return [
-            take_values(words, kinds[k]) if k in kinds else pa.array(np.ascontiguousarray(words))
-            for k, words in enumerate(cells.T)
-        ]
+        unknown = pa.array(np.full(batch.num_rows, MIN_TIMESTAMP, np.int64))
+        own = [batch.column(name) for name, _ in self._spec.value_columns]
+        return [*[unknown] * (_HEAD - 1), batch.column(NAMESPACE), *own]
 
     def _cells_of(self, slots: I32, rows: KeyRows, heap: ValueHeap) -> PaneCells:
-        words = [
-            heap.put(column) if k in self._spec.value_words else column.to_numpy()
-            for k, column in enumerate(rows.columns[_HEAD:])
-        ]
-        owners, panes = np.repeat(slots, rows.counts), rows.columns[2].to_numpy()
-        return PaneCells(owners, panes, np.ascontiguousarray(np.stack(words, axis=1)))
+        cells = columns_to_cells(self._spec, rows.columns[_HEAD:], heap)
+        return PaneCells(np.repeat(slots, rows.counts), rows.columns[2].to_numpy(), cells)
 
 
 #: Most due keys that are loaded together.
@@ -287,11 +272,6 @@ class SessionTable(PaneTable):
         for first in range(0, len(slots), CHUNK):
             piece = slots[first : first + CHUNK]
             yield Fired(keys.gather(piece), keys.hashes[piece], cells[first : first + CHUNK])
-
-    def hashes(self, slots: I32) -> I64:
-        """Return the key hashes of slots."""
-        found: I64 = self._hot.index.view().hashes[slots]
-        return found
 
     def in_open_session(self, keys: KeyColumns, hashes: I64, times: I64) -> np.ndarray:
         """Return a mask of the rows that are in, or at most a gap from, an open session of their key."""
@@ -438,7 +418,7 @@ class SessionTable(PaneTable):
             index.upsert(keys, hashes)
             view = index.view()
             every = np.arange(index.count, dtype=np.int32)
-            for piece in slot_batches(every, self._policy.most_incoming(_DUE_KEYS)):
+            for piece in pieces(every, self._policy.most_incoming(_DUE_KEYS)):
                 self.upsert(columns_of(view, piece), view.hashes[piece])
                 self._check_memory()
 

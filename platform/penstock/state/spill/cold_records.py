@@ -21,11 +21,11 @@ from penstock.kernels.keys.key_columns import FixedColumn, bytes_to_arrow, fixed
 from penstock.kernels.keys.key_types import is_fixed
 from penstock.state.keys.column_store import BytesStore, new_store
 from penstock.state.keys.hash_ranges import RECORD_BYTES
-from penstock.state.keys.sorted_keys import bound, bounds, decode_keys, encode_keys, hashes_of
+from penstock.state.keys.sorted_keys import bound, bounds, decode_keys, encode_keys, second_numbers
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64
@@ -115,12 +115,6 @@ class RowPacker:
             np.cumsum(words, out=offsets[1:])
             arrays.append(bytes_to_arrow(np.frombuffer(next(data), np.uint8), offsets, valid, data_type))
         return arrays
-
-
-def slot_batches(slots: I32, most: int) -> Iterator[I32]:
-    """Yield evicted slots in batches of at most `most`: as bytes their rows take several times as much."""
-    for first in range(0, len(slots), most):
-        yield slots[first : first + most]
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +321,7 @@ class SpillStore:
         rows = self._unpacked(values)
         gone = np.stack([_expired(some, deadline) for some, deadline in zip(rows, deadlines, strict=True)])
         if gone.any():
-            gone &= ~in_memory(hashes_of(names))
+            gone &= ~in_memory(second_numbers(names))
             self._replace(names, values, rows, gone)
         return [list(compress(names, which)) for which in gone]
 
@@ -346,7 +340,7 @@ class SpillStore:
             written = self._joined(left[:, kept], some)
             self.store.put(list(compress(names, kept)), written)
         if self.local is not None:
-            hashes = hashes_of(names)
+            hashes = second_numbers(names)
             self.local.add(hashes[changed], -_sizes_of(list(compress(values, changed))))
             self.local.add(hashes[kept], _sizes_of(written))
 
@@ -453,7 +447,7 @@ class ColdTimers:
         first = max(self._first, self._bound(self.least))
         for names, _ in self.spill_store.store.scan(first, self._stop, _LOOKED_PIECE):
             found = [name for name in names if name[2 * _PREFIX :] == key]
-            times += decode_times(found).tolist()
+            times += second_numbers(found).tolist()
             looked += len(names)
             if len(times) >= most:
                 break
@@ -501,7 +495,7 @@ class ColdTimers:
         if until < MAX_TIMESTAMP:
             names, _ = next(self.spill_store.store.scan(self._bound(until + 1), self._stop, 1), ([], []))
             if names:
-                self.least = int(decode_times(names)[0])
+                self.least = int(second_numbers(names)[0])
         if self.least is None:
             self.count = 0
 
@@ -513,9 +507,3 @@ class ColdTimers:
 
     def _end_key(self, until: int) -> bytes:
         return self._stop if until == MAX_TIMESTAMP else self._bound(until + 1)
-
-
-def decode_times(names: list[bytes]) -> I64:
-    """Return the times of store keys."""
-    raw = np.frombuffer(b"".join(name[_PREFIX : 2 * _PREFIX] for name in names), ">u8").astype(np.uint64)
-    return (raw ^ np.uint64(1 << 63)).view(np.int64)

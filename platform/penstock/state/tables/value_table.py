@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.kernels.keys.key_columns import value_column
-from penstock.state.keys.column_store import FixedStore, new_store
+from penstock.state.keys.column_store import FixedStore, grown, new_store
 from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.segment_columns import DELETED, keyed_batch, segment_table
 from penstock.state.memory.slot_arrays import with_room
@@ -121,7 +121,6 @@ class ValueTable:
         self._state = state
         self._limits = source.limits
         rows, first_bytes = self._limits.first_rows, self._limits.first_bytes
-        self._capacity = rows
         self._slots: I32 = np.empty(rows, np.int32)
         self._deleted = np.empty(rows, np.bool_)
         self._clean = np.empty(rows, np.bool_)
@@ -299,22 +298,19 @@ class ValueTable:
 
     def renumber(self, numbers: I32) -> None:
         """Renumber slots: slot s becomes `numbers[s]`; numbers of unused slots are negative."""
-        kept = self._kept_rows()
-        where = np.full(max(self._limits.first_rows, 2 * int((numbers >= 0).sum())), -1, np.int32)
+        self._compact()
         old = np.flatnonzero(self._where >= 0)
-        places = np.empty(self._end, np.int32)
-        places[kept] = np.arange(len(kept), dtype=np.int32)
-        where[numbers[old]] = places[self._where[old]]
-        self._keep(kept, max(self._limits.first_rows, 2 * len(kept)))
-        self._slots[: self._end] = numbers[self._slots[: self._end]]
+        where = np.full(max(self._limits.first_rows, 2 * int((numbers >= 0).sum())), -1, np.int32)
+        where[numbers[old]] = self._where[old]
         self._where = where
+        self._slots[: self._end] = numbers[self._slots[: self._end]]
 
     def _fit_slots(self) -> None:
         self._where = with_room(self._where, self._state.index.count, -1)
 
     def _append(self, slots: I32, *, deleted: bool) -> int:
         self._fit_slots()
-        if self._end + len(slots) > self._capacity:
+        if self._end + len(slots) > len(self._slots):
             self._compact(len(slots))
         first, self._end = self._end, self._end + len(slots)
         self._slots[first : self._end] = slots
@@ -322,14 +318,20 @@ class ValueTable:
         self._clean[first : self._end] = False
         return first
 
-    def _compact(self, room: int) -> None:
-        """Move the effective rows into new arrays, twice as large as needed."""
-        kept = self._kept_rows()
+    def _compact(self, room: int = 0) -> None:
+        """Move the effective rows into new arrays, twice as large as needed for them and for `room` more."""
+        rows = self._kept_rows()
+        capacity = max(self._limits.first_rows, 2 * (len(rows) + room))
         places = np.empty(self._end, np.int32)
-        places[kept] = np.arange(len(kept), dtype=np.int32)
+        places[rows] = np.arange(len(rows), dtype=np.int32)
         live = np.flatnonzero(self._where >= 0)
         self._where[live] = places[self._where[live]]
-        self._keep(kept, max(2 * (len(kept) + room), self._limits.first_rows))
+        self._slots, self._deleted, self._clean = (
+            grown(array[rows], capacity) for array in (self._slots, self._deleted, self._clean)
+        )
+        self._columns = tuple(column.moved(rows, capacity) for column in self._columns)
+        self._dirty_from = int(np.searchsorted(rows, self._dirty_from))
+        self._end = len(rows)
 
     def _kept_rows(self) -> I32:
         """Return the newest row of each slot, and unsaved deletions, in order."""
@@ -338,12 +340,3 @@ class ValueTable:
         newest = last_by_slot(self._slots[self._dirty_from : self._end]) + self._dirty_from
         kept[newest[self._deleted[newest]]] = True
         return np.flatnonzero(kept).astype(np.int32)
-
-    def _keep(self, rows: I32, capacity: int) -> None:
-        slots, deleted, clean = np.empty(capacity, np.int32), np.empty(capacity, np.bool_), np.empty(capacity, np.bool_)
-        slots[: len(rows)], deleted[: len(rows)] = self._slots[rows], self._deleted[rows]
-        clean[: len(rows)] = self._clean[rows]
-        self._slots, self._deleted, self._clean, self._capacity = slots, deleted, clean, capacity
-        self._columns = tuple(column.moved(rows, capacity) for column in self._columns)
-        self._dirty_from = int(np.searchsorted(rows, self._dirty_from))
-        self._end = len(rows)
