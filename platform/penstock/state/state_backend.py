@@ -18,6 +18,7 @@ from penstock.state.remote.remote_runs import RemoteRuns
 from penstock.state.spill.cold_panes import ColdFileStore, LocalPaneStore, SortedColdStore
 from penstock.state.spill.cold_records import SpillStore
 from penstock.state.spill.join_runs import RunFiles
+from penstock.state.spill.rocksdb import RocksStore, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.memory.budget import MemoryBudget
     from penstock.state.remote.range_fetcher import RangeFetcher
-    from penstock.state.spill.rocksdb import RocksStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +99,7 @@ class StateBackend:
         backend = self._request.settings.state_backend
         if backend == "hashmap":
             return None, None
-        from penstock.state.spill import rocksdb
-
-        rocksdb.require()
+        require()
         spill_store = SpillStore(lambda: self._open_store("rows"), self._request.limits)
         self._opened.append(spill_store)
         if backend != "remote":
@@ -151,8 +149,6 @@ class StateBackend:
         return files
 
     def _open_store(self, name: str) -> RocksStore:
-        from penstock.state.spill.rocksdb import RocksStore
-
         return RocksStore(self._request.directory / f"cold-{name}", self._share)
 
 

@@ -20,9 +20,9 @@ from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.state.keys.hash_ranges import LocalBytes
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.remote import remote_panes as remote
+from penstock.state.spill.rocksdb import LocalBytes
 from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 

@@ -237,6 +237,16 @@ def has_hash_in(hashes: I64, low: int, high: int) -> bool:
     return bool(np.searchsorted(hashes, low, side="left") < np.searchsorted(hashes, high, side="right"))
 
 
+def inside(hashes: I64, ranges: Sequence[HashRange]) -> np.ndarray:
+    """Return a mask of the hashes that are in one of the ranges, which are ascending and do not overlap."""
+    if not ranges:
+        return np.zeros(len(hashes), np.bool_)
+    lows = np.array([r.low for r in ranges], np.int64)
+    highs = np.array([r.high for r in ranges], np.int64)
+    place = np.searchsorted(lows, hashes, side="right") - 1
+    return np.asarray((place >= 0) & (hashes <= highs[np.maximum(place, 0)]))
+
+
 def runs_of(groups: Sequence[RowGroup], most_bytes: int) -> Iterator[list[RowGroup]]:
     """Yield runs of neighbouring row groups, of at most `most_bytes`, to read each in one call."""
     run: list[RowGroup] = []

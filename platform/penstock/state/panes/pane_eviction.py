@@ -16,8 +16,8 @@ from penstock.kernels.rows.row_order import hash_order
 from penstock.state.cells.hot_panes import CHUNK, Fired, HotPanes, rows_to_table, rows_to_tables
 from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.cells.value_heap import ValueHeap
-from penstock.state.keys.hash_ranges import inside
 from penstock.state.keys.key_index import KeyIndex, columns_of
+from penstock.state.log.segment_file import inside
 from penstock.state.memory.limits import PRODUCTION
 from penstock.state.memory.slot_arrays import pieces, with_room
 

@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.keygroup import HashRange
-from penstock.state.keys.hash_ranges import LocalBytes
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.segment_columns import keyed_batch
 from penstock.state.remote.range_fetcher import RangeFetcher
 from penstock.state.remote.remote_log import RemoteLog
 from penstock.state.spill.cold_records import KeyRows
+from penstock.state.spill.rocksdb import LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

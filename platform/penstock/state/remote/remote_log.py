@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from penstock.state.keys.hash_ranges import inside
 from penstock.state.log.segment_columns import KEY_HASH, LAST_ACCESS
-from penstock.state.log.segment_file import RowGroup, SegmentFile, runs_of
+from penstock.state.log.segment_file import RowGroup, SegmentFile, inside, runs_of
 from penstock.state.log.segment_log import covered
 from penstock.state.log.segments import clip_of, conformed, newest_rows, read_visible, without_hidden
 

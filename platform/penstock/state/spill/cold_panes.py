@@ -27,10 +27,10 @@ from penstock.kernels.aggregates.pages import put_cells
 from penstock.kernels.keys.key_columns import FixedColumn
 from penstock.kernels.rows.row_order import hash_order
 from penstock.state.keys.column_store import FixedStore
-from penstock.state.keys.hash_ranges import RECORD_BYTES, LocalBytes
 from penstock.state.keys.sorted_keys import bound, bounds, decode_keys, encode_keys
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.memory.slot_arrays import pieces
+from penstock.state.spill.rocksdb import RECORD_BYTES, LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

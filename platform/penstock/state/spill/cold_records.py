@@ -20,9 +20,9 @@ from penstock.core.errors import UsageError
 from penstock.kernels.keys.key_columns import FixedColumn, bytes_to_arrow, fixed_to_arrow, value_column
 from penstock.kernels.keys.key_types import is_fixed
 from penstock.state.keys.column_store import BytesStore, new_store
-from penstock.state.keys.hash_ranges import RECORD_BYTES
 from penstock.state.keys.sorted_keys import bound, bounds, decode_keys, encode_keys, second_numbers
 from penstock.state.memory.limits import PRODUCTION, StateLimits
+from penstock.state.spill.rocksdb import RECORD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
-    from penstock.state.keys.hash_ranges import LocalBytes
     from penstock.state.keys.key_index import KeyView
-    from penstock.state.spill.rocksdb import RocksStore
+    from penstock.state.spill.rocksdb import LocalBytes, RocksStore
 
 _WORD = 8
 #: Bytes of the length of a part of a record.

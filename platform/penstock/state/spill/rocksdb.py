@@ -1,8 +1,8 @@
 """RocksDB as the cold store of keyed state: the only module that imports the library.
 
 It is a spill area, so the write-ahead log is off and the folder is removed at the end. All stores of one process share
-one block cache and one write-buffer manager. Called through
-`state.spill.cold_panes` and `state.spill.cold_records`.
+one block cache and one write-buffer manager. For remote state the bytes of its records are counted by region. Called
+through `state.spill.cold_panes` and `state.spill.cold_records`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from penstock.core.errors import UsageError, extra_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from penstock.core.keygroup import HashRange
+    from penstock.kernels.compiler.compile import I64
 
 _PIECE = 16_384
 _BLOOM_BITS = 10
@@ -47,6 +52,29 @@ def _shared_memory(library: Any, memory_bytes: int) -> tuple[Any, Any]:
         cache = library.Cache(memory_bytes)
         _shared = cache, library.WriteBufferManager.new_write_buffer_manager_with_cache(memory_bytes // 2, False, cache)
     return _shared
+
+
+#: Approximate overhead of a record in a store on the local disk.
+RECORD_BYTES = 48
+
+
+class LocalBytes:
+    """The approximate bytes on the local disk by region, an even part of the hashes."""
+
+    def __init__(self, owned: HashRange, regions: int) -> None:
+        """Start at zero for `regions` regions."""
+        self.regions = owned.split(regions)
+        self._lows = np.array([part.low for part in self.regions], np.int64)
+        self.sizes = np.zeros(len(self.regions), np.int64)
+
+    def regions_of(self, hashes: I64) -> I64:
+        """Return the region of each hash."""
+        return np.searchsorted(self._lows, hashes, side="right") - 1
+
+    def add(self, hashes: I64, sizes: I64) -> None:
+        """Add the bytes of rows with these hashes; negative ones were removed."""
+        np.add.at(self.sizes, self.regions_of(hashes), sizes)
+        np.maximum(self.sizes, 0, out=self.sizes)
 
 
 class RocksStore:
