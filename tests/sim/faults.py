@@ -84,6 +84,8 @@ SEEN = (
     "changes-spilled",
     "remote-fetch",
     "remote-pieces-came",
+    "rows-waited",
+    "waiting-rows-taken",
     "checkpoints-overlapping",
     "checkpoint-subsumed",
     "rows-after-barrier",

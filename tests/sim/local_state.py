@@ -1,7 +1,7 @@
 """The local disk of a simulated world: a folder of the world's own, and how often state went there or came back.
 
-Counts keys that leave memory, changes that are written to the disk before a barrier, remote rows that are fetched, and
-copies of checkpoint files that are read or refused.
+Counts keys that leave memory, changes that are written to the disk before a barrier, remote rows that are fetched, rows
+that wait for them, and copies of checkpoint files that are read or refused.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from penstock.state.log.frozen import FrozenSegment
 from penstock.state.panes.pane_table import PaneTable
 from penstock.state.remote.range_fetcher import RangeFetcher
 from penstock.state.state_backend import StateBackend
+from penstock.task.drive.subtask import Subtask
+from penstock.task.drive.waiting_rows import WaitingRows
 
 if TYPE_CHECKING:
     from tests.sim.faults import Swarm
@@ -38,6 +40,8 @@ def local_state(swarm: Swarm) -> Iterator[Path]:
         _noted(patch, LocalCopies, "read", lambda _copies, data: swarm.seen("copy-read", int(data is not None)))
         _noted(patch, LocalCopies, "_refused", lambda _copies, _result: swarm.seen("copy-refused"))
         _noted(patch, RangeFetcher, "_store", lambda _rows, _result: swarm.seen("remote-pieces-came"))
+        _noted(patch, WaitingRows, "_add", lambda _rows, _result: swarm.seen("rows-waited"))
+        _noted(patch, Subtask, "_take_snapshot", lambda task, _: swarm.seen("waiting-rows-taken", bool(task._waiting)))
         try:
             yield Path(folder)
         finally:

@@ -45,6 +45,7 @@ from penstock.state.log.segment_log import LogView, SegmentLog
 from penstock.state.panes.pane_table import PaneTable
 from penstock.task.checkpoint import restore, savepoint_copy
 from penstock.task.drive import subtask
+from penstock.task.drive.waiting_rows import WaitingRows
 
 Patch = pytest.MonkeyPatch
 
@@ -321,6 +322,22 @@ def _overtaken_on_one_side(patch: Patch) -> None:
     patch.setattr(Subpartition, "overtake", silent)
 
 
+def _waiting_row_lost(patch: Patch) -> None:
+    """A barrier passes the rows that wait for their state, and the checkpoint has none of them."""
+    patch.setattr(WaitingRows, "batches", property(lambda _self: ()))
+
+
+def _waiting_row_taken_twice(patch: Patch) -> None:
+    """The waiting rows are collected with the other rows of the input, and again with the snapshot."""
+    overtake = InputGate.overtake
+
+    def again(self: InputGate, rows: Any, passed: Any, unfed: Any) -> None:
+        overtake(self, rows, passed, unfed)
+        self.collect(rows, unfed)
+
+    patch.setattr(InputGate, "overtake", again)
+
+
 def _row_restored_twice(patch: Patch) -> None:
     """After a rescale each subtask restores whole files, also the rows of other subtasks."""
     rows = restore.restored_rows
@@ -448,6 +465,10 @@ _OVERTAKING = {
     "checkpoint_interval_ms": 40,
     "sink_pending_max_epochs": 1000,
 }
+
+#: Rows wait for their state for longer than a checkpoint takes.
+_FETCHING = {**_SLOW, "fetch_ms": 60.0, "limits": TINY}
+_REMOTE = {"state_backend": "remote"}
 
 #: Checkpoints overlap, and acknowledgements of the older ones come last.
 _OVERLAPPING = {"checkpoint_interval_ms": 20, "max_concurrent_checkpoints": 4, "checkpoint_timeout_ms": 800}
@@ -604,6 +625,24 @@ MUTANTS = (
         {"worker-killed": 1.0},
         {**_FULL, "phases": [Phase(1, "finish")]},
         _OVERTAKING,
+        seeds=20,
+    ),
+    Mutant(
+        "waiting row lost at a barrier",
+        _waiting_row_lost,
+        {},
+        {"worker-killed": 1.0},
+        {**_FETCHING, "phases": [Phase(2, "finish")]},
+        _OVERTAKING | _REMOTE,
+        seeds=20,
+    ),
+    Mutant(
+        "waiting row restored twice",
+        _waiting_row_taken_twice,
+        {},
+        {"worker-killed": 1.0},
+        {**_FETCHING, "phases": [Phase(2, "finish")]},
+        _OVERTAKING | _REMOTE,
         seeds=20,
     ),
     Mutant(

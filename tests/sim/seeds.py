@@ -20,6 +20,7 @@ def world_of(seed: int) -> World:
     plan = Plan.drawn(random.Random(f"plan {seed}"))
     plan.draw_state(random.Random(f"state {seed}"))
     plan.draw_barriers(random.Random(f"barriers {seed}"))
+    plan.draw_fetches(random.Random(f"fetches {seed}"))
     plan.draw_regions(random.Random(f"regions {seed}"))
     plan.draw_checkpoints(random.Random(f"checkpoints {seed}"))
     plan.draw_scheduler(random.Random(f"scheduler {seed}"))

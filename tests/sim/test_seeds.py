@@ -76,6 +76,8 @@ LEAST = {
     "changes-spilled": 750,
     "remote-fetch": 320,
     "remote-pieces-came": 130,
+    "rows-waited": 40,
+    "waiting-rows-taken": 15,
     "checkpoints-overlapping": 30,
     "checkpoint-subsumed": 2,
     "rows-after-barrier": 15,

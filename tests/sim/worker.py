@@ -16,6 +16,7 @@ from tests.sim.faults import COPY_DAMAGED
 
 from penstock.network.simulated_network import MemoryNetwork
 from penstock.rpc import messages as msg
+from penstock.state.remote.range_fetcher import BackgroundFetch
 from penstock.task.chain.background import SlowCalls
 from penstock.task.chain.environment import TaskEnvironment
 from penstock.task.drive.runtime import TaskRuntime
@@ -143,6 +144,8 @@ class Background:
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], object]) -> None:
         worker = self._worker
         delay = worker.world.random.uniform(0, 2)
+        if isinstance(getattr(work, "__self__", None), BackgroundFetch):
+            delay += worker.world.plan.fetch_ms
         worker.world.spawn(worker.owner, self._label, work, done, delay)
 
 

@@ -63,6 +63,8 @@ class Plan:
     slow_ms: float = 0.0
     #: How long the first leader waits with the start: TaskManagers that have registered by then share the job's slots.
     begin_ms: float = 0.0
+    #: Further time that a fetch of remote state takes in the background: rows wait for it.
+    fetch_ms: float = 0.0
     #: Unconnected pipelines of the job: each reads every n-th partition, from its own topic.
     regions: int = 1
 
@@ -120,6 +122,10 @@ class Plan:
         self.settings["aligned_checkpoint_timeout_ms"] = chance.choice([0, 0, 5, 30])
         self.settings["buffer_debloat_target_ms"] = chance.choice([0, 0, 5, 50])
         self.network_memory_bytes = chance.choice([None, None, 1 << 19, 4 << 20])
+
+    def draw_fetches(self, chance: random.Random) -> None:
+        """Draw how long rows wait for remote state."""
+        self.fetch_ms = chance.choice([0.0, 10.0, 60.0])
 
     def draw_regions(self, chance: random.Random) -> None:
         """Draw how many regions the job has."""

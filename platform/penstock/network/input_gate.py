@@ -239,10 +239,9 @@ class InputGate:
 
         `passed`: channels whose barrier was read. `unfed`: rows that were read but not processed, with their input.
         """
-        edges = {channel.input_index: channel.edge for channel in self._channels}
         with self._lock:
             self._stop_collecting()
-            rows.received += [QueuedRows(edges[i], None, batch, None) for i, batch in unfed]
+            self.collect(rows, unfed)
             for index, batch in self._restored:
                 edge = self._channels[index].edge
                 rows.received.append(QueuedRows(edge, None, batch, None))
@@ -250,6 +249,11 @@ class InputGate:
                 if index not in passed and not self._overtake(index, channel, rows):
                     channel.collects = rows
                     rows.missing.add(index)
+
+    def collect(self, rows: OvertakenRows, unfed: Iterable[tuple[int, Batch]]) -> None:
+        """Collect rows that were read but not processed, with their input."""
+        edges = {channel.input_index: channel.edge for channel in self._channels}
+        rows.received += [QueuedRows(edges[i], None, batch, None) for i, batch in unfed]
 
     def _overtake(self, index: int, channel: _Channel, rows: OvertakenRows) -> bool:
         """Collect the queued rows before the barrier, and drop the barrier; return whether it is there."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import Committable, FileRef, OperatorStateSnapshot
     from penstock.eventtime.split_watermarks import SplitWatermarks
     from penstock.graph.job_graph import OperatorSpec
+    from penstock.kernels.compiler.compile import I64, Mask
     from penstock.state.log.frozen import FrozenTable
     from penstock.state.store import KeyedState
 
@@ -253,6 +254,27 @@ class WatermarkingOperator(Protocol):
         """The watermark of each split; None: there are none, for example without event time."""
 
 
+class FetchedState(Protocol):
+    """The state of an operator by key, which is fetched from the object store on demand or in the background.
+
+    Implemented by `state.remote.range_fetcher`. Hashes are those of keys.
+    """
+
+    @property
+    def changes(self) -> int:
+        """A number that changes with the result of `unfetched`."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether `unfetched` finds nothing."""
+
+    def unfetched(self, hashes: I64) -> Mask:
+        """Return a mask of the hashes whose state the background has not fetched, and can fetch."""
+
+    def wait_for(self, hashes: I64) -> None:
+        """Let the background fetch the state of these hashes next."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """Abilities of an operator beyond the hooks of `Operator`; each is the operator itself, or one of its parts."""
@@ -266,6 +288,8 @@ class Capabilities:
     watermarks: WatermarkingOperator | None = None
     #: Layout of rows that were combined before the shuffle (`Batch.combined`); None: the operator takes none.
     combined_schema: pa.Schema | None = None
+    #: The state that its rows need, if it may be in the object store; None: it processes any row at any time.
+    fetched: FetchedState | None = None
 
 
 NO_CAPABILITIES = Capabilities()

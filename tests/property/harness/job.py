@@ -83,8 +83,8 @@ class Job:
         #: Whether the next start prepares the state of the checkpoint before the newest one.
         self.prepares = False
         self.subtasks = []
-        #: Pending output by operator.
-        self.queues = {}
+        #: Pending output by operator, and the state that its rows wait for.
+        self.queues, self.fetched = {}, {}
         self.start(1)
 
     def __enter__(self):
@@ -113,7 +113,7 @@ class Job:
         for subtask in range(parallelism):
             store = self.prepared(subtask, parallelism) if prepared else self.store(self.complete, subtask, parallelism)
             operator = self.open(subtask, parallelism, store, self.complete)
-            self.queues[id(operator)] = self.pending
+            self.queues[id(operator)], self.fetched[id(operator)] = self.pending
             if self.opened is not None:
                 self.opened(operator)
             self.subtasks.append((operator, store))
@@ -166,7 +166,8 @@ class Job:
             restored=redistribute(complete.operator, complete.parallelism, parallelism)[subtask],
             limits=self.backend.limits,
         )
-        self.pending = operator.open(context).pending_output
+        opened = operator.open(context)
+        self.pending = opened.pending_output, opened.fetched
         return operator
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -259,9 +260,13 @@ class World:
     """`sources` source subtasks in one worker, one sink subtask in another."""
 
     def __init__(
-        self, sources: int = 1, settings: JobSettings | None = None, network_memory_bytes: int | None = None
+        self,
+        sources: int = 1,
+        settings: JobSettings | None = None,
+        network_memory_bytes: int | None = None,
+        state_dir: Path = Path("state"),
     ) -> None:
-        self.network_memory_bytes = network_memory_bytes
+        self.network_memory_bytes, self.state_dir = network_memory_bytes, state_dir
         self.clock = ManualClock()
         self.transport = MemoryTransport()
         self.store = MemoryStore("unit")
@@ -284,6 +289,7 @@ class World:
             blocking=self.blocking,
             slow_calls=SlowCalls(self.clock),
             network_memory_bytes=self.network_memory_bytes,
+            state_dir=self.state_dir,
             open_store=lambda _uri: self.store,
             create_operator=lambda kind: self._new[kind].popleft(),
         )

@@ -68,6 +68,7 @@ I32: TypeAlias = NDArray[np.int32]
 U64: TypeAlias = NDArray[np.uint64]
 U8: TypeAlias = NDArray[np.uint8]
 F64: TypeAlias = NDArray[np.float64]
+Mask: TypeAlias = NDArray[np.bool_]
 
 #: `numba.types`.
 types: Any = Deferred(lambda: importlib.import_module("numba").types)

@@ -24,7 +24,7 @@ from penstock.operators.aggregates.aggregate_schema import (
     running_schema,
     validate_deduplicate,
 )
-from penstock.operators.operator import NO_CAPABILITIES, Operator, OperatorSnapshot
+from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
 from penstock.operators.rows.columns import ts_of
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.log.ttl import Ttl, TtlClock
@@ -32,7 +32,7 @@ from penstock.state.log.ttl import Ttl, TtlClock
 if TYPE_CHECKING:
     from penstock.core.elements import Barrier
     from penstock.kernels.compiler.compile import I64
-    from penstock.operators.operator import Capabilities, Collector, OperatorContext
+    from penstock.operators.operator import Collector, OperatorContext
     from penstock.state.panes.running_table import RunningTable
     from penstock.state.store import KeyedState
 
@@ -60,7 +60,7 @@ class RunningAggregateOperator(Operator):
         self._store = context.keyed_state
         self._table = self._store.running_table(_RUNNING_STATE, self._plan.spec, ttl)
         self._plan.heap = self._table.heap
-        return NO_CAPABILITIES
+        return Capabilities(fetched=self._table.fetcher)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Add the rows; emit each with the aggregates of its key after it."""
@@ -112,7 +112,7 @@ class DeduplicateOperator(Operator):
         keys, expires = key_schema(self._config, schema), ttl is not None
         spec = PaneTableSpec(keys, (order,), single_pane=True, expires=expires)
         self._table = self._store.running_table(_KEPT_STATE, spec, ttl)
-        return NO_CAPABILITIES
+        return Capabilities(fetched=self._table.fetcher)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Emit the rows that replace the kept row of their key."""

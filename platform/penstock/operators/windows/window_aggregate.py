@@ -21,7 +21,7 @@ from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.operators.aggregates.combine import combined_schema, read_cells
 from penstock.operators.lateness import LateRows, RangeWatermarks, saturating_minus
-from penstock.operators.operator import NO_CAPABILITIES, Capabilities, Operator, OperatorSnapshot
+from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
 from penstock.operators.windows.window_stages import WindowStage, stage_of
 
 if TYPE_CHECKING:
@@ -118,9 +118,9 @@ class WindowAggregateOperator(Operator):
         self._panes = np.empty(0, np.int64)
         self._simple = config.plain
         self._late = LateRows(context.spec.config, context.metrics)
-        if self._stage.merges:
-            return NO_CAPABILITIES
-        return Capabilities(combined_schema=combined_schema(config.key, context.input_schemas[0], self._plan.spec))
+        schema, fetched = context.input_schemas[0], self._table.fetcher
+        combined = None if self._stage.merges else combined_schema(config.key, schema, self._plan.spec)
+        return Capabilities(combined_schema=combined, fetched=fetched)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Add the rows to their panes."""

@@ -96,6 +96,8 @@ class StateLimits:
     few_rows: int = 32
     #: Fetch ranges that a call may fetch before the next call receives fewer rows.
     many_ranges: int = 16
+    #: Bytes of rows that wait for their state, above which a subtask reads no further rows.
+    waiting_bytes: int = 8 << 20
     #: Bytes of the first local file of a region of a join side.
     region_file_bytes: int = 4 << 20
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.state.cells.value_heap import ValueHeap
     from penstock.state.log.frozen import FrozenSegment, FrozenSource, FrozenTable
     from penstock.state.memory.budget import MemoryBudget
+    from penstock.state.remote.range_fetcher import RangeFetcher
 
 
 _MANY = 1 << 31
@@ -78,6 +79,11 @@ class PaneTable:
     def heap(self) -> ValueHeap:
         """The heap of values that words of strings, binaries and long decimals refer to; never replaced."""
         return self._hot.heap
+
+    @property
+    def fetcher(self) -> RangeFetcher[Any] | None:
+        """Fetches the rows of keys from the object store; None: they are in memory or on the local disk."""
+        return None if self._remote is None else self._remote.fetcher
 
     @property
     def most_rows(self) -> int:

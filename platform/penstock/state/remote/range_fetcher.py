@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from penstock.kernels.compiler.compile import I64
+    from penstock.kernels.compiler.compile import I64, Mask
     from penstock.state.memory.limits import StateLimits
     from penstock.state.remote.remote_log import RemoteLog
 
@@ -46,6 +46,8 @@ class FetchRanges:
         self._calls = 0
         #: Number of times that ranges were split, which changes their numbers.
         self.split_version = 0
+        #: Number of times that ranges became requested.
+        self.requests = 0
 
     @property
     def count(self) -> int:
@@ -94,9 +96,20 @@ class FetchRanges:
         """Return the first fetch ranges that were neither requested nor fetched."""
         return np.flatnonzero(~self.requested)[:most]
 
+    def first_hashes(self, hashes: I64) -> I64:
+        """Return the first hash of the fetch range of each hash, ascending and each once."""
+        found: I64 = np.unique(self._lows[self.of(hashes)])
+        return found
+
+    def mark_requested(self, fetch_ranges: I64) -> None:
+        """Mark fetch ranges as requested."""
+        self.requested[fetch_ranges] = True
+        self.requests += 1
+
     def mark_local(self, fetch_ranges: I64) -> None:
         """Mark fetch ranges as local."""
-        self.local[fetch_ranges] = self.requested[fetch_ranges] = self.fetched[fetch_ranges] = True
+        self.mark_requested(fetch_ranges)
+        self.local[fetch_ranges] = self.fetched[fetch_ranges] = True
 
     def regions_of(self, hashes: I64) -> I64:
         """Return the region of each hash."""
@@ -142,6 +155,7 @@ class FetchRanges:
         for part in unfetched:
             self.fetched[self.within(part)] = False
         self.split_version += 1
+        self.requests += 1
 
 
 _Rows = TypeVar("_Rows")
@@ -209,6 +223,8 @@ class RangeFetcher(Generic[_Rows]):
         self._fetch_ranges = None
         #: The log of each state; all are added before the first row is requested.
         self.logs: list[RemoteLog] = []
+        #: The first hash of each range that rows wait for, in the order in which they asked.
+        self._awaited: dict[int, None] = {}
         #: Whether dropping of regions is suspended.
         self.held = False
         self.fetched_ranges = 0
@@ -272,17 +288,61 @@ class RangeFetcher(Generic[_Rows]):
         self.fetch_ranges.drop(region, self._most_rows // len(self._regions) // self._limits.group_rows)
         self.dropped_regions += 1
 
+    # --- fetches in the background ----------------------------------------------------------------------------------
+
+    @property
+    def changes(self) -> int:
+        """A number that changes with the result of `unfetched`."""
+        return self.fetch_ranges.requests
+
+    @property
+    def complete(self) -> bool:
+        """Whether every range was requested or fetched."""
+        return bool(self.fetch_ranges.requested.all())
+
+    def unfetched(self, hashes: I64) -> Mask:
+        """Return a mask of the hashes in ranges that were neither requested nor fetched: `next_fetch` fetches them.
+
+        A range that was dropped is not among them: its rows are not those of the restore, which `next_fetch` reads.
+        """
+        found: Mask = ~self.fetch_ranges.requested[self.fetch_ranges.of(hashes)]
+        return found
+
+    def wait_for(self, hashes: I64) -> None:
+        """Let the next fetches in the background begin with the ranges of these hashes."""
+        self._awaited.update(dict.fromkeys(self.fetch_ranges.first_hashes(hashes).tolist()))
+
     def next_fetch(self) -> BackgroundFetch[_Rows] | None:
-        """Return the next prefetch; None: everything was fetched, or less space is left than a drop frees."""
-        taken = int(self._table.local_bytes.sum())
-        if taken * (FREED + 1) > self._limit * FREED or not self.logs:
+        """Return the next fetch for the background: of ranges that rows wait for, else a prefetch.
+
+        None: everything was fetched, or less space is left than a drop frees and no row waits.
+        """
+        if not self.logs:
             return None
-        some = self.fetch_ranges.unrequested(self.together(self._prefetched_rows))
+        some = self._next_awaited()
+        if len(some) == 0 and self._has_space:
+            some = self.fetch_ranges.unrequested(self.together(self._prefetched_rows))
         if len(some) == 0:
             return None
         ranges = self.fetch_ranges.ranges(some)
         read = partial(self._merged, [log.base(ranges) for log in self.logs])
         return BackgroundFetch(some, self.fetch_ranges.split_version, read, self._install)
+
+    @property
+    def _has_space(self) -> bool:
+        return int(self._table.local_bytes.sum()) * (FREED + 1) <= self._limit * FREED
+
+    def _next_awaited(self) -> I64:
+        """Return the fetch ranges that rows have waited for the longest."""
+        first = np.array(list(self._awaited), np.int64)
+        if len(first) == 0 or not self.unfetched(first).any():
+            self._awaited = {}
+            return np.empty(0, np.int64)
+        self.make_space()  # renumbers ranges
+        first = first[self.unfetched(first)]
+        self._awaited = dict.fromkeys(first.tolist())
+        found: I64 = np.unique(self.fetch_ranges.of(first[: self.together(self._prefetched_rows)]))
+        return found
 
     def _merged(self, reads: Sequence[Callable[[], Iterable[pa.Table]]]) -> _Rows:
         return self._table.merged([rows() for rows in reads])

@@ -118,7 +118,7 @@ class RemotePanes:
         self._panes.update(np.unique(rows.panes).tolist())
         fetch_ranges = self._fetch_ranges.of(keys.hashes[rows.slots])
         local = self._fetch_ranges.local[fetch_ranges]
-        self._fetch_ranges.requested[fetch_ranges] = True  # the restored rows are no longer complete
+        self._fetch_ranges.mark_requested(fetch_ranges)  # the restored rows are no longer complete
         if local.any():
             self._local.put(keys, rows if local.all() else rows.chosen(local))
 

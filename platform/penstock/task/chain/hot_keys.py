@@ -86,7 +86,7 @@ class HotKeys:
 
     def __init__(self, config: Mapping[str, Any], clock: Clock) -> None:
         """`config` is the operator's: it names the key columns of its inputs."""
-        self._keys = _keys_of(config)
+        self._keys = keys_of(config)
         self._samplers = tuple(_RowSampler(number) for number in range(len(self._keys)))
         self._clock = clock
         self._top: TopKeys[tuple[Any, ...]] = TopKeys(KEPT_KEYS)
@@ -151,7 +151,7 @@ class HotKeys:
         return most
 
 
-def _keys_of(config: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
+def keys_of(config: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
     """Return the key columns of each input."""
     first, second = ("left_key", "right_key") if "left_key" in config else ("key", "second_key")
     keys = (tuple(config.get(first) or ()),)

@@ -31,12 +31,21 @@ class Prefetcher:
     post: Callable[[Mail], object]
     failures: int = 0
     _running: set[int] = field(default_factory=set)
+    #: The stores whose last fetch failed, until the next `start_due`.
+    _failed: set[int] = field(default_factory=set)
 
     def start_due(self, stores: tuple[KeyedState, ...]) -> None:
         """Start the work that the stores offer."""
+        self._failed.clear()
         for index, store in enumerate(stores):
             if index not in self._running:
                 self._next(index, store)
+
+    def fetches(self, index: int, store: KeyedState) -> bool:
+        """Return whether a fetch of a store is under way; start one unless the last one failed."""
+        if index not in self._running and index not in self._failed:
+            self._next(index, store)
+        return index in self._running
 
     def _next(self, index: int, store: KeyedState) -> None:
         job = store.prefetch()
@@ -52,6 +61,7 @@ class Prefetcher:
             self._next(index, store)
         else:
             self.failures += 1
+            self._failed.add(index)
             logging.getLogger(__name__).warning("state could not be fetched in the background: %s", error)
 
 
@@ -73,6 +83,10 @@ class Compactor:
     def __post_init__(self) -> None:
         """Start without work."""
         self._prefetcher = Prefetcher(self.background, self.post)
+
+    def fetches(self, index: int, store: KeyedState) -> bool:
+        """As `Prefetcher.fetches`."""
+        return self._prefetcher.fetches(index, store)
 
     def start_due(self, stores: tuple[KeyedState, ...]) -> None:
         """Start the work that the stores offer."""

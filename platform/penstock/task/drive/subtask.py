@@ -48,10 +48,12 @@ from penstock.task.checkpoint.snapshot_pipeline import SnapshotPipeline, Snapsho
 from penstock.task.drive.batch_sizer import BatchSizer
 from penstock.task.drive.source_polling import SourcePacing
 from penstock.task.drive.subtask_metrics import BACK_PRESSURED, BUSY, IDLE, SubtaskMetrics
+from penstock.task.drive.waiting_rows import WaitingRows
 
 if TYPE_CHECKING:
     from penstock.graph.job_graph import OperatorSpec
     from penstock.graph.task_deployment import TaskDeployment
+    from penstock.network.input_gate import InputGate
     from penstock.operators.operator import OperatorSnapshot
     from penstock.state.store import KeyedState
     from penstock.task.chain.chain import Chain, ChainLink
@@ -99,6 +101,10 @@ class Subtask:
         #: Whether barriers may overtake at either end of a channel, and the rows of the newest such checkpoint.
         self._may_overtake = deployment.settings.unaligned_checkpoints
         self._overtaken: OvertakenRows | None = None
+        #: Rows whose state is being fetched; None: the operator fetches it when it processes them.
+        self._waiting: WaitingRows | None = None
+        #: An element after waiting rows, with its channel; no other is read.
+        self._delayed: tuple[int, StreamElement] | None = None
         self._log_scope = TaskScope(deployment, self._chain.times)
         channels = self._gate.channel_count if self._gate is not None else 0
         self._watermarks = WatermarkMerger(channels, restored_watermark(deployment))
@@ -148,7 +154,8 @@ class Subtask:
     @property
     def has_pending_output(self) -> bool:
         """Whether it runs and will emit rows without new input."""
-        return self._opened and not self.has_ended and self._chain.has_pending_output
+        waiting = bool(self._waiting) or self._delayed is not None
+        return self._opened and not self.has_ended and (waiting or self._chain.has_pending_output)
 
     # --- calls from other threads
     # --------------------------------------------------------------------------------------
@@ -287,19 +294,48 @@ class Subtask:
             self.metrics.enter(BUSY)
             self._batch_sizer.feed_next()
             return StepResult.BUSY
-        polled = self._gate.poll()
+        if self._waiting and self._feed_fetched(self._waiting):
+            return StepResult.BUSY
+        polled = self._next_element(self._gate)
         if polled is None:
             return StepResult.IDLE
         self.metrics.enter(BUSY)
         self._process(*polled)
         return StepResult.BUSY
 
+    def _feed_fetched(self, waiting: WaitingRows) -> bool:
+        """Feed rows whose state was fetched; return whether there are any."""
+        fetched = waiting.take()
+        if fetched is None and not self._compactor.fetches(0, self._stores[0]):
+            waiting.release()
+            fetched = waiting.take()
+        if fetched is None:
+            return False
+        input_index, rows = fetched
+        self.metrics.enter(BUSY)
+        self._batch_sizer.feed(rows, input_index)
+        return True
+
+    def _next_element(self, gate: InputGate) -> tuple[int, StreamElement] | None:
+        """Return the next element of the input; None: there is none, or rows have to be processed before it."""
+        if not self._waiting:
+            delayed, self._delayed = self._delayed, None
+            return delayed or gate.poll()
+        if self._delayed is not None or self._waiting.full:
+            return None
+        polled = gate.poll()
+        if polled is None or isinstance(polled[1], Batch) or _is_checkpoint(polled[1]):
+            return polled
+        self._delayed = polled
+        return None
+
     def _accepts_rows(self) -> bool:
         if not all(output.available for output in self._outputs):
             return False
         if not self._chain.available:
             # A sink at its limit accepts no rows, but barriers must pass; an operator that holds rows emits some first.
-            return self._barriers.pending and not self._chain.holding
+            delayed = self._delayed is not None and isinstance(self._delayed[1], Barrier)
+            return (self._barriers.pending or delayed) and not self._chain.holding
         # Frozen pages count: while a snapshot exceeds the budget, further writes would only copy more of them.
         held = self._memory_budget.used_bytes + self._pipeline.memory_bytes if self._pipeline.busy else 0
         return held <= self._memory_budget.limit_bytes
@@ -327,7 +363,7 @@ class Subtask:
         assert self._gate is not None  # noqa: S101 - elements come from a gate
         match element:
             case Batch():
-                self._batch_sizer.feed(element, self._gate.input_index_of(channel))
+                self._feed(element, self._gate.input_index_of(channel))
             case Watermark():
                 self._advance(self._watermarks.update(channel, element.timestamp))
             case WatermarkStatus():
@@ -340,6 +376,11 @@ class Subtask:
                 self._barriers.on_end_of_input(channel)
                 if self._barriers.alignment.all_ended and not self._input_ended:
                     self._end_input()
+
+    def _feed(self, batch: Batch, input_index: int) -> None:
+        rows = batch if self._waiting is None else self._waiting.split(batch, input_index)
+        if rows is not None:
+            self._batch_sizer.feed(rows, input_index)
 
     def _advance(self, watermark: int | None) -> None:
         if watermark is not None:
@@ -385,9 +426,15 @@ class Subtask:
         """Take a snapshot before the rows that the barriers overtake, which become part of it."""
         assert self._gate is not None  # noqa: S101 - barriers overtake in a gate
         overtaken = OvertakenRows(barrier.checkpoint_id)
-        self._gate.overtake(overtaken, passed, self._batch_sizer.unfed)
+        self._gate.overtake(overtaken, passed, self._unprocessed)
         self._take_snapshot(barrier, aligned, overtaken)
         return overtaken
+
+    @property
+    def _unprocessed(self) -> tuple[tuple[int, Batch], ...]:
+        """The rows that were read but not processed, each batch with its input; those of one key in their order."""
+        waiting = () if self._waiting is None else self._waiting.batches
+        return (*self._batch_sizer.unfed, *waiting)
 
     def _take_snapshot(self, barrier: Barrier, aligned: Aligned, overtaken: OvertakenRows | None = None) -> None:
         """Freeze, send the barrier on, pass the rest to the pipeline."""
@@ -397,11 +444,13 @@ class Subtask:
         overtakes = barrier.checkpoint_id == self._barriers.permitted
         if overtaken is None and self._may_overtake and barrier.kind is BarrierKind.CHECKPOINT:
             overtaken = OvertakenRows(barrier.checkpoint_id)
+            if self._gate is not None:
+                self._gate.collect(overtaken, self._unprocessed)
         self._overtaken = overtaken
         begun = self._clock.monotonic_ms()
         taken: tuple[OperatorSnapshot, ...] = self._chain.snapshot(barrier)
         # after the snapshot, which may emit rows that belong before the barrier
-        counts = self.metrics.counts()
+        counts = self.metrics.counts(unprocessed=sum(rows.num_rows for _, rows in self._unprocessed))
         # the next report must not have less than the ack
         self.metrics.publish()
         self._send_on(barrier, overtaken, overtakes=overtakes)
@@ -464,6 +513,8 @@ class Subtask:
         self._compactor.start_due(self._stores)
         combine_outputs(self._outputs, self.deployment.settings)
         expect_combined(self._gate, self._chain.links[0])
+        if self._overtakes:
+            self._waiting = WaitingRows.of(self._chain.links[0], self._environment.limits.waiting_bytes)
         if self._gate is not None and self.deployment.in_flight:
             self._gate.restore(restored_rows(self.deployment, self._services.state_files.read))
         if self._gate is not None and self._watermarks.combined > MIN_TIMESTAMP:
@@ -508,3 +559,8 @@ class Subtask:
 
     def _run_waiting(self, work: Callable[[], Any], what: str) -> Any:
         return self._environment.slow_calls.watched(self.deployment.job_id, what, work)()
+
+
+def _is_checkpoint(element: StreamElement) -> bool:
+    """Return whether the element is a barrier that takes waiting rows along."""
+    return isinstance(element, Barrier) and element.kind is BarrierKind.CHECKPOINT

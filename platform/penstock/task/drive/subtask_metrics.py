@@ -90,12 +90,15 @@ class SubtaskMetrics:
         present = {f"{self._times.state}TimeMsPerSecond": 1000.0, f"operator/{running}/busyTimeMsPerSecond": 1000.0}
         return {**latest, **rates, **{name: rate for name, rate in present.items() if name in latest}}
 
-    def counts(self) -> dict[str, int]:
-        """Return the counters whose totals continue after a restart, those that are not 0 (the subtask's thread)."""
+    def counts(self, unprocessed: int = 0) -> dict[str, int]:
+        """Return the counters whose totals continue after a restart, those that are not 0 (the subtask's thread).
+
+        `unprocessed`: rows that were read, but come in again after a restart.
+        """
         links = self._chain.links
         records_in, records_out = self._rows()
         found = {
-            "numRecordsIn": records_in,
+            "numRecordsIn": records_in - unprocessed,
             "numRecordsOut": records_out,
             "numLateRecordsDropped": sum(link.metrics.late_records_dropped for link in links),
             **{name: sum(int(link.metrics.extra.get(name, 0)) for link in links) for name in _COUNTED},
