@@ -24,14 +24,14 @@ from penstock.kernels.keys.key_columns import key_columns
 from penstock.operators.aggregates.aggregate_plan import AggregatePlan
 from penstock.operators.aggregates.aggregate_schema import Aggregate, output_schema, parse
 from penstock.operators.lateness import LateRows, RangeWatermarks
-from penstock.operators.operator import NO_CAPABILITIES, Operator, OperatorSnapshot
+from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
 from penstock.state.panes.session_table import SessionRule
 
 if TYPE_CHECKING:
     from penstock.core.elements import Barrier, Watermark
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.operators.aggregates.aggregate_schema import WindowConfig
-    from penstock.operators.operator import Capabilities, Collector, OperatorContext
+    from penstock.operators.operator import Collector, OperatorContext
     from penstock.state.cells.hot_panes import Fired
     from penstock.state.panes.session_table import SessionTable
     from penstock.state.store import KeyedState
@@ -75,7 +75,7 @@ class SessionAggregateOperator(Operator):
             self._table.scan_for_due()
         self._window = np.array([config.size, config.size, config.size, 0], np.int64)
         self._late = LateRows(context.spec.config, context.metrics)
-        return NO_CAPABILITIES
+        return Capabilities(fetched=self._table.fetcher)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Add the rows to their panes; rows that may be late are checked one by one."""

@@ -10,7 +10,7 @@ subtask thread.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.frozen import FrozenSource, FrozenTable
     from penstock.state.memory.budget import MemoryBudget
+    from penstock.state.remote.range_fetcher import RangeFetcher
     from penstock.state.remote.remote_keys import RemoteKeys
     from penstock.state.spill.cold_records import SpillStore
     from penstock.state.tables.timer_table import TimerTable
@@ -353,6 +354,11 @@ class SessionTable(PaneTable):
             if count > known:
                 self._load_keys(self._cold_sessions, np.arange(known, count, dtype=np.int32))
         return slots
+
+    @property
+    def fetcher(self) -> RangeFetcher[Any] | None:
+        """Fetches keys from the object store; None: they are in memory or on the local disk."""
+        return None if self.remote is None else self.remote.fetcher
 
     def _load_keys(self, cold: ColdSessions, slots: I32) -> None:
         loaded = cold.take(self._hot.index.view(), slots, self.heap)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.row_spec import Migration
     from penstock.state.log.ttl import Ttl
+    from penstock.state.remote.range_fetcher import RangeFetcher
     from penstock.state.remote.remote_keys import RemoteKeys
     from penstock.state.remote.remote_runs import RemoteRuns
     from penstock.state.spill.cold_records import KeyRows, SpillStore
@@ -211,6 +212,11 @@ class RowState:
         """Record that rows of slots were changed: the records of their keys in the cold store are out of date."""
         if self.cold is not None:
             self._changed[slots] = True
+
+    @property
+    def fetcher(self) -> RangeFetcher[Any] | None:
+        """Fetches keys from the object store; None: they are in memory or on the local disk."""
+        return None if self.remote is None else self.remote.fetcher
 
     def most_keys(self, most: int) -> int:
         """Return how many keys, at most `most`, may enter memory before the next `settle`."""
