@@ -2,7 +2,8 @@
 
 A running aggregate of generated orders begins with a table of --keys users, on a local cluster. It writes down when its
 rows come out. Measured is the longest time without one, around each way of changing the job, and the longest between
-two completed checkpoints, which publish output; both beside those of the same job before the change.
+two completed checkpoints, which publish output; both beside those of the same job before the change. Also the longest
+checkpoint after the change, and the most bytes of rows in flight in one.
 """
 
 import argparse
@@ -55,7 +56,7 @@ def seen(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 env = ps.Environment(
     parallelism={parallelism}, checkpoint_interval={interval!r}, checkpoint_root={root!r}, key_groups={groups},
-    managed_memory={memory!r}, state_backend={backend!r},
+    managed_memory={memory!r}, state_backend={backend!r}, unaligned_checkpoints={unaligned},
 )
 orders = env.from_source(DatagenSource(users={users}, rows_per_second=5000), uid="orders")
 totals = {keyed}.aggregate(n=ps.count(), total=ps.sum("amount")).uid("totals")
@@ -87,7 +88,7 @@ class Scene:
         values = {
             "name": name, "root": str(self.top / "root"), "users": self.keys, "parallelism": 2, "groups": 1024,
             "keyed": BY_NUMBER, "seen": str(self.top / f"{name}.seen"), "interval": self.options.interval,
-            "memory": self.options.memory, "backend": self.options.backend,
+            "memory": self.options.memory, "backend": self.options.backend, "unaligned": self.options.unaligned,
         }  # fmt: skip
         path = self.top / "job.py"
         path.write_text(JOB.format(**{**values, **changes}))
@@ -228,6 +229,10 @@ def measure(scene, name):
     figures = {"gap_s": marks, "published_gap_s": published.times}
     before = {f"steady_{what}": longest(times, since, began) for what, times in figures.items()}
     after = {what: longest(times, began) for what, times in figures.items()}
+    history = job.client.checkpoints(job.job_id)["history"]
+    done = [one for one in history if one["trigger_timestamp"] > 1000 * began and one["status"] == "COMPLETED"]
+    after["checkpoint_s"] = max(one["end_to_end_duration"] for one in done) / 1000
+    after["in_flight_bytes"] = max(one["persisted_data"] for one in done)
     told(way=name, **after, **before, load=round(os.getloadavg()[0], 1))
     job.cancel()
     job.wait()
@@ -244,6 +249,7 @@ def main():
     parser.add_argument("--backend", default="hashmap")
     parser.add_argument("--memory", default="1GB")
     parser.add_argument("--interval", default="2s")
+    parser.add_argument("--unaligned", action="store_true", help="let barriers overtake rows")
     parser.add_argument("--steady", type=float, default=5.0, help="seconds of output before and after the change")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as top:

@@ -50,7 +50,7 @@ def main():
     parser.add_argument("--slots", type=int, nargs="*", default=[1, 4])
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
-    options.spark, options.cores = False, 2
+    options.spark, options.cores, options.unaligned = False, 2, False
     with tempfile.TemporaryDirectory(dir=options.folder) as top:
         scene = Scene(top, options, slots=max(options.slots))
         try:
