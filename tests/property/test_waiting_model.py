@@ -7,15 +7,16 @@ that gives the waiting rows to other subtasks.
 from collections import deque
 
 from hypothesis import strategies as st
-from tests.property.harness.backends import REMOTE_FILES, on
+from tests.property.harness.backends import REMOTE, REMOTE_FILES, on
 from tests.property.harness.collect import same_rows
 from tests.property.harness.histories import SEEDS, operations, play, step
-from tests.property.running_models import KEYS, Kept, Running, Steps, job_of
+from tests.property.running_models import KEYS, VALUES, Kept, Running, Steps, job_of
 
 from penstock.network.in_flight import OvertakenRows, QueuedRows, decode_rows, encode_rows
 from penstock.task.drive.waiting_rows import WaitingRows
 
 MODELS = {"running": Running, "last": lambda key: Kept(key, "last", None), "first": lambda key: Kept(key, "first", "v")}
+EVERY = MODELS | {"values": lambda key: Running(key, VALUES)}
 
 
 def without_rows(model):
@@ -96,10 +97,10 @@ class WaitingSteps(Steps):
 
 def run(backend, name, kind, history):
     key, keys = KEYS[kind]
-    with job_of(MODELS[name](key), keys, backend) as job:
+    with job_of(EVERY[name](key), keys, backend) as job:
         steps = WaitingSteps(job)
         play([("batch", 1, 40), ("checkpoint",), ("start", 2), *history], steps, job)
-        steps.release()
+        play([("checkpoint",), ("start", 3), ("batch", 2, 40), ("release",)], steps, job)
         assert not any(job.model.unprocessed.values())
 
 
@@ -118,6 +119,11 @@ HISTORY = operations(
 @on((REMOTE_FILES, 60))
 def test_each_row_is_processed_once_in_the_order_of_its_key(backend):
     backend.check(run, name=st.sampled_from(sorted(MODELS)), kind=st.sampled_from(sorted(KEYS)), history=HISTORY)
+
+
+@on((REMOTE, 40))
+def test_each_row_is_processed_once_over_values_of_any_length(backend):
+    backend.check(run, name=st.just("values"), kind=st.sampled_from(sorted(KEYS)), history=HISTORY)
 
 
 @on(REMOTE_FILES[-1])

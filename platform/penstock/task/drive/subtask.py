@@ -515,6 +515,7 @@ class Subtask:
         expect_combined(self._gate, self._chain.links[0])
         if self._overtakes:
             self._waiting = WaitingRows.of(self._chain.links[0], self._environment.limits.waiting_bytes)
+            self.metrics.waiting = self._waiting
         if self._gate is not None and self.deployment.in_flight:
             self._gate.restore(restored_rows(self.deployment, self._services.state_files.read))
         if self._gate is not None and self._watermarks.combined > MIN_TIMESTAMP:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.state.memory.budget import MemoryBudget
     from penstock.task.chain.chain import Chain
     from penstock.task.checkpoint.compaction import Compactor
+    from penstock.task.drive.waiting_rows import WaitingRows
 
 BUSY, IDLE, BACK_PRESSURED = "busy", "idle", "backPressured"
 #: Counters of operators whose totals continue after a restart.
@@ -52,6 +53,8 @@ class SubtaskMetrics:
         self.next_publication_ms = clock.monotonic_ms() + PUBLICATION_MS
         self._published_ms = clock.monotonic_ms()
         self._clock = clock
+        #: Rows that wait for their state; None: none ever does.
+        self.waiting: WaitingRows | None = None
         self.latest: dict[str, float] = {}
         #: Texts of the operators, published with `latest`.
         self.texts: dict[str, str] = {}
@@ -144,6 +147,8 @@ class SubtaskMetrics:
             values["managedMemoryPeak"] = float(self._memory.peak_bytes)
         if combined := sum(output.records_combined for output in self._outputs):
             values["numRecordsCombined"] = float(combined)
+        if self.waiting is not None:
+            values["numRecordsAwaitingState"] = float(self.waiting.count)
         hot_keys = links[0].hot_keys  # only the head of a chain has an exchange by key before it
         if hot_keys is not None and hot_keys.share is not None:
             values["hottestKeyShare"] = hot_keys.share

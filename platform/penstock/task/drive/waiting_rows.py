@@ -68,6 +68,11 @@ class WaitingRows:
         return bool(self._waiting or self._ready)
 
     @property
+    def count(self) -> int:
+        """The number of rows."""
+        return sum(rows.num_rows for _, rows in self.batches)
+
+    @property
     def full(self) -> bool:
         """Whether so many rows wait that no further ones may be read."""
         return self._bytes >= self._limit_bytes

@@ -109,10 +109,13 @@ def numbers(snapshot):
 
 
 def test_rows_wait_until_their_state_has_come(waiting):
-    assert waiting.subtasks("sink")[0].has_pending_output
+    subtask = waiting.subtasks("sink")[0]
+    assert subtask.has_pending_output
+    assert subtask.metrics.read()["numRecordsAwaitingState"] == 2
     fetch(waiting)
     assert waiting.sink.seen == [(1, 2), (1, 3)]
-    assert not waiting.subtasks("sink")[0].has_pending_output
+    assert not subtask.has_pending_output
+    assert subtask.metrics.read()["numRecordsAwaitingState"] == 0
 
 
 def test_a_barrier_takes_the_waiting_rows_along_and_a_restart_processes_them_first(waiting, start, batch_of):
