@@ -11,6 +11,7 @@ from penstock.core.snapshot import FileRef
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.memory.limits import PRODUCTION
+from penstock.state.remote.remote_log import one_by_one
 from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 
@@ -28,6 +29,8 @@ class Job:
         self.files, self.newest, self.number = {}, None, 0
         #: What the newest checkpoint names; files that none has named yet are nobody's to delete.
         self.named, self.deleted = set(), 0
+        #: How many parts were read together, by call.
+        self.together = []
 
     def open(self, backend):
         self.store = open_keyed_state(
@@ -43,10 +46,15 @@ class Job:
                 writer=f"run/v/0/{backend}",
                 budget=MemoryBudget(64 << 20 if backend == "hashmap" else 50_000),
                 limits=sizes(),
+                gather=self.gather,
             )
         )
         self.state.stores.append(self.store)
         self.table = self.store.pane_table("panes", SPEC)
+
+    def gather(self, work):
+        self.together.append(len(work))
+        return one_by_one(work)
 
     def write(self, encoded):
         self.number += 1
@@ -109,3 +117,18 @@ def test_a_reader_of_an_older_checkpoint_finds_all_it_names_while_newer_ones_com
         assert merged
         assert job.deleted
         assert job.counts() == expected
+
+
+def test_the_background_reads_several_parts_together(state):
+    job = Job(state, 1 << 50)
+    with small_pieces():
+        job.open("hashmap")
+        for first in range(4):
+            job.add(KEYS[first::4])
+            job.checkpoint()
+        job.open("remote")
+        fetch = job.store.prefetch()
+        job.together.clear()
+        fetch.run()
+        assert len(job.together) == 1
+        assert job.together[0] >= 4

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -18,7 +19,7 @@ import pyarrow as pa
 from penstock.state.log.segment_columns import KEY_HASH, LAST_ACCESS
 from penstock.state.log.segment_file import RowGroup, SegmentFile, inside, runs_of
 from penstock.state.log.segment_log import covered
-from penstock.state.log.segments import clip_of, conformed, newest_rows, read_visible, without_hidden
+from penstock.state.log.segments import clip_of, conformed, newest_rows, without_hidden
 
 if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
@@ -100,12 +101,8 @@ class RemoteLog:
 
     def tables(self, ranges: Sequence[HashRange]) -> list[list[pa.Table]]:
         """Return the visible rows in some hash ranges, of each durable segment, oldest first; see `files`."""
-        files, chosen = self.files(), []
-        for file in files:
-            clips = _clips(file, ranges)
-            numbers = sorted({g.number for clip in clips for g in file.within(clip)})
-            chosen.append([file.groups[n] for n in numbers])
-        return self.groups(files, chosen, ranges)
+        files = self.files()
+        return self.groups(files, _groups_within(files, ranges), ranges)
 
     def current(
         self,
@@ -136,9 +133,17 @@ class RemoteLog:
         self, files: Sequence[SegmentFile], chosen: Sequence[Sequence[RowGroup]], ranges: Sequence[HashRange]
     ) -> list[list[pa.Table]]:
         """Return the visible rows in some hash ranges of the chosen row groups of each file."""
+        return self._read(files, chosen, ranges, self._source.log.tombstones)
+
+    def _read(
+        self,
+        files: Sequence[SegmentFile],
+        chosen: Sequence[Sequence[RowGroup]],
+        ranges: Sequence[HashRange],
+        tombstones: Sequence[Tombstone],
+    ) -> list[list[pa.Table]]:
         work: list[Callable[[], list[pa.Table]]] = []
         owner: list[int] = []
-        tombstones = self._source.log.tombstones
         for number, (file, groups) in enumerate(zip(files, chosen, strict=True)):
             clips = _clips(file, ranges)
             for run in runs_of(groups, self.limits.run_bytes):
@@ -154,9 +159,7 @@ class RemoteLog:
         files, tombstones = self.files(), self._source.log.tombstones
 
         def read() -> Iterator[pa.Table]:
-            for file in files:
-                for wanted in ranges:
-                    yield from read_visible(file, tombstones, wanted)
+            yield from chain.from_iterable(self._read(files, _groups_within(files, ranges), ranges, tombstones))
 
         return read
 
@@ -168,6 +171,15 @@ class RemoteLog:
 def one_by_one(work: Sequence[Callable[[], Any]]) -> list[Any]:
     """Run functions one after another."""
     return [piece() for piece in work]
+
+
+def _groups_within(files: Sequence[SegmentFile], ranges: Sequence[HashRange]) -> list[list[RowGroup]]:
+    """Return the row groups of each file that may have rows in some hash ranges."""
+    found = []
+    for file in files:
+        numbers = sorted({g.number for clip in _clips(file, ranges) for g in file.within(clip)})
+        found.append([file.groups[n] for n in numbers])
+    return found
 
 
 def _clips(file: SegmentFile, ranges: Sequence[HashRange]) -> list[HashRange]:
