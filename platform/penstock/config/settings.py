@@ -157,7 +157,8 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent_checkpoints: int = 1
     #: The job restarts when no checkpoint completes for this long, regardless of the tolerated failures; 0 = off.
     checkpoint_max_age_ms: int = 0
-    #: Barriers of checkpoints overtake rows that wait for a slow receiver; these rows become part of the checkpoint.
+    #: Barriers of checkpoints overtake rows that wait for a slow receiver, or with `remote` for their state; these rows
+    #: become part of the checkpoint.
     unaligned_checkpoints: bool = False
     #: `unaligned_checkpoints`: barriers stay in order for this long after the trigger; 0: they overtake at once.
     aligned_checkpoint_timeout_ms: int = 0
