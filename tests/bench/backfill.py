@@ -3,8 +3,8 @@
 Kinds: windows of a second (40 users), sessions, an interval join and a process function (10,000 users), over orders
 from Parquet files, from Kafka or generated. Each way runs in a separate process, measured from outside with its whole
 tree, without the broker. Elapsed times hold the start of Python, of the JVM and of the cluster: run two sizes to tell
-them apart. The rows of the backfill's savepoint are compared with those of plain Spark, except generated ones.
-With `--executors`, only Spark runs, on executors with one core each.
+them apart. The rows of the savepoint have to be those of plain Spark whose windows are complete; those of generated
+input are not compared. With `--executors`, only Spark runs, on executors with one core each.
 """
 
 import argparse
@@ -20,10 +20,9 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tests.bench.backfill_answer import compare, last_watermark, staged_rows
 from tests.bench.backfill_kafka import connector_jars, fill_topic
 
-from penstock.connector.staging import decode_chunk
-from penstock.snapshots.access.opening import open_snapshot
 from penstock.snapshots.on_spark.spark_session import on_this_machine
 from penstock_connectors.datagen.source import OrderPattern
 from penstock_connectors.datagen.source import orders as generated
@@ -35,12 +34,12 @@ CLI = [sys.executable, "-m", "penstock.cli.main"]
 JOB = Path(__file__).with_name("backfill_job.py")
 PLAIN_SPARK = Path(__file__).with_name("backfill_spark.py")
 SPLITS, RATE, GROUP_ROWS = 3, 100_000, 1_000_000
-#: Kind -> users, and the columns of a result; the first two decide when it is complete.
+#: Kind -> users, the columns of a result, and the end of its window in microseconds, which a join does not have.
 KINDS = {
-    "windows": (40, ("user_id", "window_start", "window_end", "n", "total")),
-    "sessions": (10_000, ("user_id", "window_start", "window_end", "n", "total")),
-    "join": (10_000, ("user_id", "ts", "ts_right")),
-    "process": (10_000, ("user_id", "second", "rows")),
+    "windows": (40, ("user_id", "window_start", "window_end", "n", "total"), pl.col("window_end")),
+    "sessions": (10_000, ("user_id", "window_start", "window_end", "n", "total"), pl.col("window_end")),
+    "join": (10_000, ("user_id", "ts", "ts_right"), None),
+    "process": (10_000, ("user_id", "second", "rows"), (pl.col("second") + 1) * 1_000_000),
 }
 
 
@@ -62,21 +61,29 @@ def ways(options, folder, given):
         yield "one process", [*CLI, "backfill", str(JOB), "--to", f"{folder}/here", "--parts", "2", "--json"], 1, ""
 
 
+def patterns_of(kind):
+    """Return the orders of each source, by its uid."""
+    return {
+        uid: OrderPattern(
+            splits=SPLITS, users=KINDS[kind][0], max_amount=100, start_us=1_700_000_000_000_000, event_rate=RATE,
+            disorder_ms=400, seed=seed,
+        )
+        for seed, uid in enumerate(("orders", "others") if kind == "join" else ("orders",))
+    }  # fmt: skip
+
+
+def counts_of(rows):
+    """Return the number of rows of each split."""
+    return [rows // SPLITS + (split < rows % SPLITS) for split in range(SPLITS)]
+
+
 @contextlib.contextmanager
 def written_input(options, folder):
     """Write the input; yield the words with which plain Spark finds it, and the job's variables."""
     if options.source == "generated":
         yield [], {}
         return
-    users, _ = KINDS[options.kind]
-    patterns = {
-        uid: OrderPattern(
-            splits=SPLITS, users=users, max_amount=100, start_us=1_700_000_000_000_000, event_rate=RATE,
-            disorder_ms=400, seed=seed,
-        )
-        for seed, uid in enumerate(("orders", "others") if options.kind == "join" else ("orders",))
-    }  # fmt: skip
-    counts = [options.rows // SPLITS + (split < options.rows % SPLITS) for split in range(SPLITS)]
+    patterns, counts = patterns_of(options.kind), counts_of(options.rows)
     if options.source == "parquet":
         for uid, pattern in patterns.items():
             write_parquet(folder / "input" / uid, pattern, counts)
@@ -118,26 +125,6 @@ def measured(command, environment, folder):
     return time.monotonic() - began, meter.total
 
 
-def compare(uri, plain, columns):
-    """Check the staged rows of a savepoint against all rows; only those of open windows may be missing."""
-    snapshot = open_snapshot(uri)
-    refs = [ref for output in snapshot.manifest.pending for ref in output.files]
-    staged = pl.concat(pl.from_arrow(decode_chunk(snapshot.read(ref))) for ref in refs)
-    staged, every = (_plain(frame, columns) for frame in (staged, pl.read_parquet(f"{plain}/*.parquet")))
-    both = staged.join(every, on=[*columns, "len"])
-    assert both.height == staged.height > 0, "a row differs from plain Spark's"
-    left = every.join(staged, on=columns, how="anti")
-    late = staged.filter(pl.col(columns[1]) > left[columns[1]].min() + 2_000_000) if left.height else left
-    assert late.is_empty(), "a complete row is missing"
-    return {"rows": staged.height, "open": left.height}
-
-
-def _plain(frame, columns):
-    """Return the distinct rows with their number, times as microseconds."""
-    times = [name for name in columns if frame.schema[name].is_temporal()]
-    return frame.with_columns(pl.col(name).dt.timestamp("us") for name in times).group_by(columns).len()
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", nargs="?", choices=KINDS, default="windows")
@@ -146,7 +133,7 @@ def main():
     parser.add_argument("--executors", type=int, nargs="+", help="numbers of executors, in place of --cores")
     parser.add_argument("--source", choices=("parquet", "kafka", "generated"), default="parquet")
     options = parser.parse_args()
-    users, columns = KINDS[options.kind]
+    users, columns, end = KINDS[options.kind]
     become_reaper()
     with (
         tempfile.TemporaryDirectory() as top,
@@ -165,8 +152,11 @@ def main():
         if given:
             counts = options.executors or options.cores
             results = [f"spark-{count}" for count in counts] + ([] if options.executors else ["here"])
+            every = pl.read_parquet(f"{top}/plain-{counts[0]}/*.parquet")
+            watermark = last_watermark(patterns_of(options.kind)["orders"], counts_of(options.rows))
             for name in results:
-                print(json.dumps({"checked": name, **compare(f"{top}/{name}", f"{top}/plain-{counts[0]}", columns)}))
+                found = compare(staged_rows(f"{top}/{name}"), every, columns, end, watermark)
+                print(json.dumps({"checked": name, **found}))
 
 
 if __name__ == "__main__":
