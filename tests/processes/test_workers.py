@@ -94,15 +94,15 @@ async def test_a_slot_is_free_again_only_when_its_worker_is_gone(stage):
 
 
 async def test_a_worker_starts_beside_the_one_that_it_replaces_if_there_is_memory(stage_with):
-    stage = stage_with(memory=divided(TaskManagerSettings(), 2, 1 << 30, "--memory"))
+    stage = stage_with(memory=divided(TaskManagerSettings(), 2, 2 << 30, "--memory"))
     await stage.open()
     try:
         for name, slot, beside in [("w1", 0, False), ("w2", 0, True), ("w3", 1, False)]:
-            stage.start(name, slot=slot, beside=beside, managed_memory_bytes=200 << 20)
+            stage.start(name, slot=slot, beside=beside, managed_memory_bytes=400 << 20)
             await stage.jobmanager.ready(name)
-        stage.start("w4", slot=1, beside=True, managed_memory_bytes=200 << 20)
+        stage.start("w4", slot=1, beside=True, managed_memory_bytes=400 << 20)
         failed = await stage.jobmanager.until(lambda r: r if isinstance(r, WorkerStartFailed) else None)
-        assert failed.error.startswith("UsageError: one more worker needs 328 MB of memory, but ")
+        assert failed.error.startswith("UsageError: one more worker needs 528 MB of memory, but ")
         stage.supervisor.handle(StopWorker(worker_id="w1"))
         await stage.jobmanager.exited("w1")
         assert [(held.slot, held.worker_id) for held in stage.supervisor._slots.held] == [(0, "w2"), (1, "w3")]

@@ -78,6 +78,24 @@ def test_a_process_function_continues_with_its_timers(backend, advanced):
     assert advanced.total() == 2
 
 
+@on(MEMORY, leaving(2))
+def test_timers_that_fired_between_the_checkpoints_do_not_fire_again(backend, advanced):
+    with test_process_model.job_on(backend) as job:
+        steps = ProcessSteps(job)
+        steps.rows([(key, "event", 10 * n, 0) for n, key in enumerate(test_process_model.KEYS, 1)])
+        job.checkpoint()
+        steps.watermark(0, 35)
+        steps.rows([(key, "event", 40 + n, 0) for n, key in enumerate(test_process_model.KEYS, 1)])
+        job.checkpoint()
+        play([("start_prepared", 2)], steps, job)
+        for subtask in range(2):
+            steps.watermark(subtask, 1000)
+        job.checkpoint()
+        play([("start", 1)], steps, job)
+        steps.watermark(0, 2000)
+    assert advanced.total() == 2
+
+
 @on(MEMORY, DISK)
 def test_a_join_continues_without_rows_that_can_meet_no_other(backend, advanced):
     with test_interval_join_model.job_on(backend, -30, 20, "full", late=True) as job:

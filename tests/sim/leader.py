@@ -184,8 +184,8 @@ class Leader:
                 self._where[worker_id] = slot.taskmanager_id
             case cmd.WorkersDecided():
                 self._decided()
-            case cmd.LaunchWorker(worker_id, slot):
-                self._launch(worker_id, slot)
+            case cmd.LaunchWorker(worker_id, slot, beside):
+                self._launch(worker_id, slot, beside=beside)
             case cmd.KillWorker(worker_id, slot):
                 self._kill(worker_id, slot.taskmanager_id)
             case cmd.DiscoverSplits():
@@ -355,7 +355,7 @@ class Leader:
         if self.sessions.get(session.manager.name) is not session or worker_id not in self._where:
             return
         decoded = msg.decode_worker_report(report)
-        if isinstance(decoded, msg.TasksReported) and not decoded.prepared:
+        if isinstance(decoded, msg.TasksReported) and not decoded.beside:
             self._told[worker_id] = decoded
         self._count(decoded)
         event = ev.WorkerReported(worker_id, decoded)
@@ -437,7 +437,7 @@ class Leader:
         elif self._where:
             self.world.swarm.seen("workers-not-adopted")
 
-    def _launch(self, worker_id: str, slot: Slot) -> None:
+    def _launch(self, worker_id: str, slot: Slot, *, beside: bool) -> None:
         name = slot.taskmanager_id
         session = self.sessions.get(name)
         if session is None:
@@ -446,7 +446,7 @@ class Leader:
         self._where[worker_id] = name
         manager = session.manager
         entry = msg.RegisteredWorker(worker_id=worker_id, job_id=self.run.job_id, slot=slot.index)
-        session.down.send("start worker", lambda: manager.start(session, entry), owner=manager.owner)
+        session.down.send("start worker", lambda: manager.start(session, entry, beside=beside), owner=manager.owner)
 
     def _kill(self, worker_id: str, name: str) -> None:
         session = self.sessions.get(name)

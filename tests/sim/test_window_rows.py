@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
-from tests.sim.faults import Swarm
+from tests.sim.faults import RESCALE, Swarm
 from tests.sim.scheduler import SimulationError
 from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
@@ -47,12 +47,16 @@ class RowsPlan(Plan):
         return kept.aggregate(n=ps.count(), total=ps.sum("amount")).uid("totals")
 
 
-def run(seed: int, phases: list[Phase], swarm: Swarm, backend: str = "hashmap"):
+def plan_of(seed: int, phases: list[Phase], backend: str = "hashmap") -> RowsPlan:
     plan = RowsPlan.drawn(random.Random(f"plan {seed}"))
     plan.limits = sizes()
     plan.phases, plan.input_ms, plan.inline_bytes, plan.by_function = phases, 1500.0, 0, seed % 2 == 1
     plan.settings |= {"checkpoint_tolerated_failures": 100, "state_backend": backend}
-    return World(seed, plan, swarm).execute()
+    return plan
+
+
+def run(seed: int, phases: list[Phase], swarm: Swarm, backend: str = "hashmap"):
+    return World(seed, plan_of(seed, phases, backend), swarm).execute()
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
@@ -67,6 +71,17 @@ def test_killed_workers_lose_no_window_and_fire_none_twice(seed):
 def test_a_rescale_takes_rows_windows_and_timers_along(seed):
     phases = [Phase(1, "stop"), Phase(2, "stop", from_savepoint=True), Phase(3, "stop"), Phase(2)]
     assert run(seed, phases, Swarm.quiet(random.Random(seed))).counts["rescaled"] == 3
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_running_job_is_rescaled_while_its_windows_are_open(seed):
+    """The next workers load their state before, and number the rows of a window after those that were loaded."""
+    plan = plan_of(seed, [Phase(2)])
+    plan.size_ms = plan.slide_ms = 100_000
+    plan.input_ms = 2500.0
+    plan.settings["prepare_state_bytes"] = 0
+    swarm = Swarm(random.Random(seed), strikes_={RESCALE: 1.0}, every_ms=500.0)
+    assert World(seed, plan, swarm).execute().counts["rescaled-in-place"] > 0
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -152,7 +152,9 @@ class Background:
 class Worker:
     """One incarnation of a slot worker."""
 
-    def __init__(self, world: World, manager: TaskManager, entry: msg.RegisteredWorker) -> None:
+    def __init__(
+        self, world: World, manager: TaskManager, entry: msg.RegisteredWorker, *, beside: bool = False
+    ) -> None:
         self.world = world
         self.manager = manager
         self.worker_id = worker_id = entry.worker_id
@@ -177,6 +179,7 @@ class Worker:
             network_memory_bytes=world.plan.network_memory_bytes,
             state_dir=world.folder / self.worker_id,
             copies_dir=manager.copies.folder_of(entry.job_id),
+            beside=beside,
             limits=world.plan.limits.changed(inline_state_bytes=small, inline_staged_bytes=small),
         )
         self.runtime = TaskRuntime(environment, self)
@@ -254,6 +257,7 @@ class TaskManager:
         self._starting: dict[str, list[bytes]] = {}
         #: Of the workers, as it registers them.
         self._entries: dict[str, msg.RegisteredWorker] = {}
+        self._beside: dict[str, bool] = {}
 
     # --- the stream to the leader -------------------------------------------------------------------------------------
 
@@ -287,12 +291,12 @@ class TaskManager:
             for worker in [worker for worker in self.workers.values() if worker.worker_id not in kept]:
                 worker.kill()
 
-    def start(self, session: Session, entry: msg.RegisteredWorker) -> None:
+    def start(self, session: Session, entry: msg.RegisteredWorker, *, beside: bool) -> None:
         """Start a worker process."""
         if self.session is not session:
             return
         worker_id = entry.worker_id
-        self._starting[worker_id], self._entries[worker_id] = [], entry
+        self._starting[worker_id], self._entries[worker_id], self._beside[worker_id] = [], entry, beside
         delay = self.world.random.uniform(2, 20)
         self.world.scheduler.at(delay, "fork", lambda: self._started(worker_id), owner=self.owner)
 
@@ -344,7 +348,9 @@ class TaskManager:
     def _started(self, worker_id: str) -> None:
         if worker_id not in self._starting:
             return
-        worker = self.workers[worker_id] = Worker(self.world, self, self._entries[worker_id])
+        worker = self.workers[worker_id] = Worker(
+            self.world, self, self._entries[worker_id], beside=self._beside[worker_id]
+        )
         for command in self._starting.pop(worker_id):
             worker.take(command)
 

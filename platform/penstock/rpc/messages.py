@@ -411,8 +411,8 @@ class TasksReported(Message, frozen=True, kw_only=True):
     stopping: bool = False
     #: The largest id of a checkpoint that was triggered in the worker; 0 before the first.
     newest_checkpoint: int = 0
-    #: It has loaded state for tasks that are not deployed.
-    prepared: bool = False
+    #: It was started beside another worker, for tasks that are not deployed.
+    beside: bool = False
     tasks: tuple[RunningTask, ...] = ()
 
 

@@ -6,7 +6,7 @@ It also adapts restored columns to the declared ones. Called by the task when it
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import pyarrow.compute as pc
 
@@ -62,9 +62,6 @@ _MAX_OPEN_VIEWS = 64
 class StateTable(Protocol):
     """The interface of every state of a store."""
 
-    #: Whether rows of a later checkpoint can be loaded over restored ones, before any others.
-    takes_delta: ClassVar[bool]
-
     @property
     def source(self) -> FrozenSource[StateSpec]:
         """The state's names, its log and its spec."""
@@ -89,6 +86,8 @@ class StateTable(Protocol):
         """Free the memory."""
 
 
+#: Tables of which rows are hidden by their namespace; they have `hide_loaded`.
+_Hiding = PaneTable | JoinBuffer | TimerTable
 TableT = TypeVar("TableT", bound=StateTable)
 SpecT = TypeVar("SpecT", bound=StateSpec)
 
@@ -188,10 +187,8 @@ class KeyedState:
         for name, table in self._tables.items():
             delta, log = deltas[name], table.source.log
             assert delta is not None  # noqa: S101 - looked at above
-            if delta.hidden_to is not None and isinstance(table, PaneTable):
-                table.drop_below(delta.hidden_to + 1)
-            elif delta.hidden_to is not None and isinstance(table, JoinBuffer):
-                table.clean(delta.hidden_to)
+            if delta.hidden_to is not None and isinstance(table, _Hiding):
+                table.hide_loaded(delta.hidden_to)
             log.restore(*_segments_of(self._saved(name)))
             added = set(delta.segments)
             segments = [e.segment for e in log.entries if e.segment is not None and e.segment in added]
@@ -212,15 +209,17 @@ class KeyedState:
 
     def _delta(self, name: str, table: StateTable, snapshots: tuple[KeyedStateSnapshot, ...]) -> LogDelta | None:
         """Return what the snapshots add to a restored table; None: it cannot be added."""
-        source = table.source
-        if source.remote or source.ttl is not None or not table.takes_delta:
+        source, spec = table.source, table.source.spec
+        # objects of the operator that hold a clock, or have seen the rows; sessions have further state
+        bound = source.ttl is not None or isinstance(table, SessionTable) or (isinstance(spec, RowSpec) and spec.window)
+        if source.remote or bound:
             return None
         after = [one for one in snapshots if one.uid == self._request.uid and one.state == name]
         before = self._saved(name)
         delta = log_delta(before, after)
-        if delta is None or migration_of(before, source.spec) is not None:
+        if delta is None or migration_of(before, spec) is not None:
             return None
-        return delta if delta.hidden_to is None or isinstance(table, PaneTable | JoinBuffer) else None
+        return delta if delta.hidden_to is None or isinstance(table, _Hiding) else None
 
     def _saved(self, name: str) -> list[KeyedStateSnapshot]:
         """Return the restored snapshots of one state."""

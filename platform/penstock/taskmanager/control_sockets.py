@@ -182,6 +182,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     import_path: tuple[str, ...] = ()
     #: For display.
     job_name: str = ""
+    #: It was started beside the worker that it replaces.
+    beside: bool = False
 
 
 class ForkWorker(msgspec.Struct, frozen=True, tag=True):

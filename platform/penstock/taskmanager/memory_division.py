@@ -75,15 +75,20 @@ class MemoryDivision:
             )
         return ""
 
+    @staticmethod
+    def needed(managed_bytes: int) -> int:
+        """Return the memory that a worker with this managed memory needs at least."""
+        return managed_bytes + LEAST_TASK_BYTES
+
     def refusal_beside(self, held_bytes: int, wanted_bytes: int | None) -> str:
         """Return why one more worker cannot run beside those that hold so many bytes; empty: it can."""
-        needed = self.granted(wanted_bytes) + LEAST_TASK_BYTES
+        needed = self.needed(self.granted(wanted_bytes))
         free = self.total_bytes - self.framework_bytes - held_bytes
         if needed <= free:
             return ""
         return (
             f"one more worker needs {megabytes(needed)} of memory, but {megabytes(max(0, free))} are free beside the"
-            " running ones (for a rescale without a long stop, raise taskmanager.memory)"
+            " running ones and for the free slots (for a rescale without a long stop, raise taskmanager.memory)"
         )
 
     @property

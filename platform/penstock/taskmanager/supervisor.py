@@ -397,7 +397,7 @@ class Supervisor:
             return
         refusal = self._memory.refusal(command.managed_memory_bytes)
         if not refusal and command.beside:
-            refusal = self._memory.refusal_beside(self._held_memory(), command.managed_memory_bytes)
+            refusal = self._memory.refusal_beside(self._held_memory(self._memory), command.managed_memory_bytes)
         if refusal:
             self._start_failed(command.worker_id, f"UsageError: {refusal}")
             return
@@ -425,6 +425,7 @@ class Supervisor:
             certificates=() if tls is None else (str(tls.certificate), str(tls.key), str(tls.ca)),
             log_format=self._config.log_format,
             job_name=command.job_name,
+            beside=command.beside,
         )
         worker = WorkerProcess(spec, self._relay, self._worker_ended)
         self._workers[command.worker_id] = worker
@@ -432,12 +433,14 @@ class Supervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _held_memory(self) -> int:
-        """Return the bytes that the workers hold, or have been granted if that is more."""
-        return sum(
-            max(worker.spec.managed_memory_bytes, unreclaimable_bytes(worker.pid) if worker.pid else 0)
-            for worker in self._workers.values()
-        )
+    def _held_memory(self, memory: MemoryDivision) -> int:
+        """Return the bytes that the workers hold or have been granted, with the grants of one for each free slot."""
+        granted = [memory.granted(None)] * len(self._slots.free_slots)
+        held = 0
+        for worker in self._workers.values():
+            granted.append(worker.spec.managed_memory_bytes)
+            held += max(0, (unreclaimable_bytes(worker.pid) if worker.pid else 0) - memory.needed(granted[-1]))
+        return held + sum(map(memory.needed, granted))
 
     def _is_being_freed(self, slot: int) -> bool:
         """Return whether the slot's worker was killed and is about to end: a new JobManager may ask before that."""

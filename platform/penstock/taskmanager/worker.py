@@ -174,6 +174,7 @@ def _start_runtime(
         network_memory_bytes=spec.network_memory_bytes,
         state_dir=Path(spec.state_dir),
         copies_dir=Path(spec.copies_dir),
+        beside=spec.beside,
         require_writable=lambda folder: require_writable(folder, spec.worker_id, spec.taskmanager_id),
     )
     driver = ThreadDriver(clock)

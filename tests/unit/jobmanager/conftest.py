@@ -98,8 +98,9 @@ def acknowledge(world, checkpoint_id=None):
 class FakeWorker:
     """Answers commands as a slot worker does, as long as its switches allow."""
 
-    def __init__(self, world: World, worker_id: str) -> None:
+    def __init__(self, world: World, worker_id: str, *, beside: bool = False) -> None:
         self.world = world
+        self.beside = beside
         self.worker_id = worker_id
         self.newest_checkpoint = 0
         self.tasks = []
@@ -171,9 +172,8 @@ class FakeWorker:
     def told(self, generation: int) -> msg.TasksReported:
         """Return its answer to a new leader."""
         if not self.tasks:
-            loaded = any(worker_id == self.worker_id for worker_id, _ in self.world.prepared)
             return msg.TasksReported(
-                job_id=JOB, generation=generation, endpoint=f"unix:{self.worker_id}", pid=1, prepared=loaded
+                job_id=JOB, generation=generation, endpoint=f"unix:{self.worker_id}", pid=1, beside=self.beside
             )
         return msg.TasksReported(
             job_id=JOB,
@@ -401,8 +401,8 @@ class World:
                 self._record(command)
             case cmd.RecordChange():
                 self._record_upgrade(command)
-            case cmd.LaunchWorker(worker_id, _):
-                self.workers[worker_id] = FakeWorker(self, worker_id)
+            case cmd.LaunchWorker(worker_id, _, beside):
+                self.workers[worker_id] = FakeWorker(self, worker_id, beside=beside)
                 ready = msg.WorkerReady(worker_id=worker_id, endpoint=f"unix:{worker_id}", pid=1)
                 post(ev.WorkerReported(worker_id, ready))
             case cmd.KillWorker(worker_id, _):

@@ -72,5 +72,8 @@ def test_subtasks_that_have_closed_different_windows():
     both = [part(left, high=4, stones=closed[:1]), part(right, low=5, stones=closed[1:])]
     assert log_delta(before, both) == LogDelta((), 2)
     assert log_delta(before, [both[0], part(right, low=5)]) is None
+    added = segment(2, 1, 3, hash_min=5)  # rows that a table would hide after they were loaded
+    no_row = part(low=5)
+    assert log_delta([before[0], no_row], [both[0], part(added, low=5)]) is None
     later = segment(1, 7, 9, hash_min=5)
     assert log_delta([before[0], part(later, low=5)], [both[0], part(later, low=5)]) == LogDelta((), 2)

@@ -17,7 +17,7 @@ from penstock.graph.job_graph import JobGraph, required_slots
 from penstock.graph.restore_plan import assign_state
 from penstock.graph.task_deployment import encode_deployment
 from penstock.jobmanager.change.decisions import ChangeContext, ChangeDecision, KillPrepared, Note, PauseCompactions
-from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
+from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint, Checkpointing
 from penstock.jobmanager.deploy.deployment import Worker, start_timeout_ms
 from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.messages.commands import Command, LaunchWorker, SendToWorker
@@ -148,6 +148,7 @@ class Preparation:
         """Start without workers."""
         self._next: NextWorkers | None = None
         self._kind = self._token = ""
+        self._checkpointing: Checkpointing | None = None
         #: Whether the change waits for them.
         self._waits = False
         #: Number of preparations under this leader, for the names of workers.
@@ -168,8 +169,10 @@ class Preparation:
         """
         graph = planned.graph
         size = state_bytes(graph, job.checkpointing.newest_or_none)
-        if size < graph.settings.prepare_state_bytes or len(planned.slots) < required_slots(graph):
+        on_demand = graph.settings.state_backend == "remote"  # little is read at the start
+        if on_demand or size < graph.settings.prepare_state_bytes or len(planned.slots) < required_slots(graph):
             return []
+        self._checkpointing = job.checkpointing
         self._number, self._kind, self._token, self._waits = self._number + 1, kind, token, True
         names = f"{planned.ids.job_id[:8]}-g{planned.ids.generation}-n{self._number}"
         self._next = NextWorkers(planned, names, job.now_ms + start_timeout_ms(size))
@@ -198,6 +201,7 @@ class Preparation:
         if following is None or result.request_id != self._request_id(following):
             return []
         if result.checkpoint is not None:
+            job.checkpointing.loaded_sequence = result.checkpoint.sequence
             return [*following.load(result.checkpoint, job.now_ms)]
         following.problem = following.problem or result.error
         return []
@@ -214,6 +218,8 @@ class Preparation:
     def take(self) -> tuple[Worker, ...]:
         """Return the next workers, for the deployment."""
         following, self._next = self._next, None
+        if self._checkpointing is not None:
+            self._checkpointing.loaded_sequence = None
         return () if following is None else tuple(following.workers.values())
 
     def give_up(self) -> list[ChangeDecision]:

@@ -296,6 +296,8 @@ class Checkpointing:
         #: Requests without an answer, by id.
         self._requests: dict[str, _Request] = {}
         self._withheld = WithheldOutput()
+        #: Sequence of the checkpoint that next workers load, which is kept meanwhile.
+        self.loaded_sequence: int | None = None
         #: Savepoints being copied, by their ids.
         self._copying: dict[str, SavepointCopy] = {}
         #: The final checkpoint of this deployment, once it is in the log.
@@ -711,6 +713,7 @@ class Checkpointing:
     def _retain(self, now_ms: int) -> list[CheckpointCommand]:
         retained = self._running().graph.settings.retained_checkpoints
         pinned = {*self._withheld.base, *(copy.manifest.sequence for copy in self._copying.values())}
+        pinned |= set() if self.loaded_sequence is None else {self.loaded_sequence}
         uncommitted = {ref.path for c in self.pending.values() for ref in c.files}
         plan = plan_retention(
             self._manifests, retained, pinned=pinned, in_use=uncommitted, abandoned=self._withheld.abandoned

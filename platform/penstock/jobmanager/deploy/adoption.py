@@ -47,7 +47,7 @@ class Adoption:
         #: The recovery plan from the log; None before it is read.
         self.recovered: Recovered | None = None
         self.workers: dict[str, Worker] = {}
-        #: Workers that have loaded state for a rescale, which the earlier leader did not begin.
+        #: Workers for a rescale or upgrade that the earlier leader did not begin.
         self.idle: list[Worker] = []
         #: The slots of all workers found; a lost worker's is still the job's.
         self._slots: list[Slot] = []
@@ -167,7 +167,7 @@ class Adoption:
         worker = self.workers.get(worker_id)
         if worker is None or worker.endpoint:
             return
-        if report.prepared:
+        if report.beside:
             self.idle.append(self.workers.pop(worker_id))
             return
         worker.endpoint, worker.pid = report.endpoint, report.pid
@@ -198,4 +198,4 @@ class Adoption:
 def dismissed(workers: Iterable[tuple[str, Slot]]) -> list[Command]:
     """Return the commands that kill workers which no leader waits for, and release their slots."""
     known = tuple(workers)
-    return [*(KillWorker(*worker) for worker in known), ReleaseSlots(tuple(slot for _, slot in known))]
+    return [*(KillWorker(*worker) for worker in known), ReleaseSlots(tuple(dict.fromkeys(slot for _, slot in known)))]

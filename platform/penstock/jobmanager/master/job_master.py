@@ -538,8 +538,7 @@ class JobMaster:
         prepared, unused = self._held.take_prepared(deployment.needed)
         killed = self._held.halt(unused, now_ms)
         surplus = self._held.trim(deployment.needed)
-        wait = self.job_change.adapting.requests_wait
-        begun = deployment.begin(self._held.slots, wait=wait, prepared=prepared)
+        begun = deployment.begin(self._held.slots, wait=self.job_change.adapting.requests_wait, prepared=prepared)
         record = cmd.RecordAttempt(deployment.attempts)
         return [cmd.ReadLog(list_files=first), record, *killed, *surplus, *begun]
 

@@ -110,10 +110,11 @@ def taskmanager_detail(view: TaskManagerView) -> Json:
     """Return the body of `/taskmanagers/:id`, with its taken slots and the process's resource usage."""
     process = view.process
     heap, other = "Status.JVM.Memory.Heap.", "Status.JVM.Memory.NonHeap."
+    jobs = {worker.slot: worker.job_id for worker in view.workers}  # two workers share a slot before a rescale
     return {
         **taskmanager(view),
         "allocatedSlots": [
-            {"jobId": w.job_id, "resource": slots_resource(view, 1), "assignedTasks": 0} for w in view.workers
+            {"jobId": job_id, "resource": slots_resource(view, 1), "assignedTasks": 0} for job_id in jobs.values()
         ],
         "metrics": {
             "heapUsed": int(process.get(f"{heap}Used", 0)),

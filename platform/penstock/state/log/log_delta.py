@@ -41,8 +41,9 @@ def log_delta(before: Sequence[KeyedStateSnapshot], after: Sequence[KeyedStateSn
         added += new
         hidden[hashes] = up_to
     most = max(hidden.values(), default=MIN_TIMESTAMP)
-    for hashes, up_to in hidden.items():  # the tables can hide rows for all of their hashes only
-        if up_to < most and any(segment.namespace_min <= most for segment in earlier[hashes].segments):
+    for hashes, up_to in hidden.items():  # the tables hide rows of all their hashes, also those loaded later
+        every = (*earlier[hashes].segments, *later[hashes].segments)
+        if up_to < most and any(segment.namespace_min <= most for segment in every):
             return None
     return LogDelta(tuple(added), most if most > MIN_TIMESTAMP else None)
 

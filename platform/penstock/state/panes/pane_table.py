@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,8 +47,6 @@ _FILE_PART = 3
 
 class PaneTable:
     """Accumulators by key and pane."""
-
-    takes_delta: ClassVar[bool] = True
 
     def __init__(
         self, source: FrozenSource[PaneTableSpec], budget: MemoryBudget, cold: ColdPaneStore | None = None
@@ -190,6 +188,10 @@ class PaneTable:
         if self._policy.should_find_dead(self._hot.index.count):
             self._drop_dead_keys()
         self._report()
+
+    def hide_loaded(self, up_to: int) -> None:
+        """Drop restored panes that start at `up_to` or before."""
+        self.drop_below(up_to + 1)
 
     # --- snapshots --------------------------------------------------------------------------------------------------
 

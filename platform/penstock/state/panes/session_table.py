@@ -10,7 +10,7 @@ subtask thread.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -140,8 +140,6 @@ _DUE_KEYS = 65_536
 
 class SessionTable(PaneTable):
     """The accumulators by key and session."""
-
-    takes_delta: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ one subtask thread.
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -70,8 +70,6 @@ class EntryCodec(Protocol):
 
 class CollectionTable:
     """Lists or maps by slot; the slots are those of the key index that all states of an operator share."""
-
-    takes_delta: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -75,8 +75,6 @@ _MOST_BYTES = 1 << 29
 
 class JoinBuffer:
     """Rows by slot and time; the slots are those of the key index that all states of an operator share."""
-
-    takes_delta: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -230,6 +228,10 @@ class JoinBuffer:
         if any(up_to >= run.clean_at for run in self._runs):
             left = (run.without(up_to) if up_to >= run.clean_at else run for run in self._runs)
             self._runs = [run for run in left if run is not None]
+
+    def hide_loaded(self, up_to: int) -> None:
+        """Remove restored rows up to a time (inclusive); none with such a time may be loaded later."""
+        self.clean(up_to)
 
     # --- snapshots --------------------------------------------------------------------------------------------------
 

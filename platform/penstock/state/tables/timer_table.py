@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -73,8 +73,6 @@ class _Bucket:
 
 class TimerTable:
     """Timers by slot; the slots are those of the key index that all states of an operator share."""
-
-    takes_delta: ClassVar[bool] = True
 
     def __init__(self, source: FrozenSource[RowSpec], state: KeySpace) -> None:
         """Start without timers; `load` adds restored ones."""
@@ -218,6 +216,12 @@ class TimerTable:
         """Remove all saved timers, none of which was loaded."""
         if self.source.log.entries:
             self._log.fire(MAX_TIMESTAMP)
+
+    def hide_loaded(self, up_to: int) -> None:
+        """Remove restored timers up to a time (inclusive), which have fired."""
+        while self.take_due(up_to, self.size) is not None:
+            pass
+        self._log.freeze(self._state.index.view())  # the log has their tombstone already
 
     # --- snapshots --------------------------------------------------------------------------------------------------
 

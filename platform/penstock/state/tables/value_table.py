@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -108,8 +108,6 @@ def last_by_slot(slots: I32) -> I64:
 
 class ValueTable:
     """One value by slot; the slots are those of the key index that all states of an operator share."""
-
-    takes_delta: ClassVar[bool] = True
 
     def __init__(self, source: FrozenSource[RowSpec], state: RowSpace, ttl: Ttl | None = None) -> None:
         """Create an empty table; `load` fills it during a restore, `loaded` ends the restore."""

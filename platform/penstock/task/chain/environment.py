@@ -143,6 +143,8 @@ class TaskEnvironment:
     #: Folder of the copies of the job's checkpoint files on this TaskManager; None: none are kept.
     copies_dir: Path | None = None
     open_store: Callable[[str], ObjectStore] = open_store
+    #: Whether the worker was started beside the one that it replaces.
+    beside: bool = False
     #: Raises if this process cannot write a job's folder; None: no other process writes there.
     require_writable: Callable[[str], None] | None = None
     create_operator: Callable[[str], Operator] = create_operator

@@ -425,7 +425,7 @@ class TaskRuntime:
             generation=command.generation,
             endpoint=environment.network.endpoint,
             pid=os.getpid(),
-            prepared=command.job_id in self._prepared,
+            beside=environment.beside and job is None,
         )
         if job is None or command.generation < job.generation:
             environment.report(report)

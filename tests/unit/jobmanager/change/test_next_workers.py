@@ -161,10 +161,8 @@ def test_a_new_leader_adopts_the_old_workers_and_kills_the_next_ones(world_of, r
     running.deaf.add(msg.PrepareTasks)
     started = launched(running, ask(running, 3))
     names = {name for name, _ in started}
-    running.prepared = [(name, None) for name in names]
     running.lost = True
     following = world_of(running.graph, generation=2)
-    following.prepared = running.prepared
     killed = []
     execute = following._execute
     following._execute = lambda command: (
@@ -177,6 +175,23 @@ def test_a_new_leader_adopts_the_old_workers_and_kills_the_next_ones(world_of, r
     assert set(killed) == names
     assert following.master.status.state is JobStatus.RUNNING
     assert widths(following) == ({2}, {"r"}, 4)
+
+
+def test_the_checkpoint_that_is_being_loaded_is_kept(running):
+    running.deaf.add(msg.PrepareTasks)
+    running.post(ask(running, 3))
+    base = running.manifests()[-1].sequence
+    running.pass_time(20_000)
+    kept = [manifest.sequence for manifest in running.manifests() if manifest.subtasks]
+    assert base in kept
+    running.post(ev.CancelRequested()).pass_time(20_000)
+    assert running.master.checkpointing.loaded_sequence is None
+
+
+def test_state_that_is_read_on_demand_is_not_loaded_before(world_of, graph_of):
+    world = world_of(graph_of(prepare_state_bytes=0, state_backend="remote")).start().pass_time(1500)
+    assert [beside for _, beside in launched(world, ask(world, 3))] == [False] * 3
+    assert not world.prepared
 
 
 # --- upgrades ---------------------------------------------------------------------------------------------------------
