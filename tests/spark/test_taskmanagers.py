@@ -39,6 +39,13 @@ env.execute({name!r})
 """
 
 
+#: A job that starts with the slots that there are, and soon takes more.
+ADAPTIVE = (
+    *("--set", "adaptive_scheduler.enabled=true", "--set", "adaptive_scheduler.scaling-interval=1s"),
+    *("--set", "adaptive_scheduler.resource-stabilization-timeout=1s"),
+)
+
+
 class Console:
     def __init__(self, folder):
         self.folder = folder
@@ -121,7 +128,8 @@ def test_an_executor_is_killed_in_the_middle(console, tmp_path):
 
 
 @pytest.mark.nightly
-def test_taskmanagers_follow_what_jobs_need(console, tmp_path):
+@pytest.mark.parametrize("scheduler", [(), ADAPTIVE], ids=["waits", "adaptive"])
+def test_taskmanagers_follow_what_jobs_need(console, tmp_path, scheduler):
     """Spark's executors follow them: it has no more of them than TaskManagers, some seconds later."""
     console("run", console.job("expected", rate=100_000))
     follow = ("spark.dynamicAllocation.enabled=true", "spark.dynamicAllocation.executorIdleTimeout=3s")
@@ -134,7 +142,7 @@ def test_taskmanagers_follow_what_jobs_need(console, tmp_path):
     assert counts == "1 TaskManager, 2 of 2 slots free"
     assert len(executors(pid)) == 1
 
-    command = console.command("run", console.job("counted"), "--cluster", record["rest"])
+    command = console.command("run", console.job("counted"), "--cluster", record["rest"], *scheduler)
     with subprocess.Popen(command, cwd=tmp_path, env=console.environment) as run:
         wait_until(
             lambda: console.taskmanagers()[1] == "2 TaskManagers, 0 of 4 slots free",
