@@ -69,7 +69,7 @@ LEAST = {
     "command-late": 6,
     "workers-adopted": 40,
     "workers-not-adopted": 40,
-    "restarted-region-adopted": 2,
+    "restarted-region-adopted": 1,
     "swept-file": 300,
     "compaction": 60,
     "keys-evicted": 900,
