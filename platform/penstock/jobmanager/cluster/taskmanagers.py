@@ -483,7 +483,7 @@ class TaskManagers:
         if isinstance(message, msg.SubtaskAnswer):
             self.queries.answered(message)
             return
-        if isinstance(message, msg.WorkerReady):
+        if isinstance(message, msg.WorkerReady | msg.TasksReported):
             worker.pid = message.pid
         elif isinstance(message, msg.WorkerMetrics):
             worker.metrics = message.worker

@@ -230,6 +230,14 @@ def test_a_kept_worker_that_ends_before_its_job_is_recovered_frees_its_slot(mana
     assert managers.pool.free == 2
 
 
+def test_a_kept_worker_is_shown_with_its_process_when_it_has_answered(managers):
+    session = joined(managers, "tm", workers=(msg.RegisteredWorker(worker_id="w", job_id="job", slot=0),))
+    answer = msg.TasksReported(job_id="job", generation=1, endpoint="unix:w", pid=4711)
+    managers.received(session, msg.FromWorker(taskmanager_id="tm", worker_id="w", report=msg.encode(answer)))
+    ((worker,),) = [view.workers for view in managers.views()]
+    assert worker.pid == 4711
+
+
 def test_a_worker_that_a_job_starts_at_a_registration_is_none_of_an_earlier_leader(managers):
     """The job's slots are granted while a TaskManager with one of its old workers registers; it keeps the new one."""
     kept = []
