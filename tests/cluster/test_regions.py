@@ -1,5 +1,6 @@
 """A worker of one of several unconnected regions is killed: the others go on, and the output of all is exact."""
 
+import contextlib
 import os
 import signal
 from collections import Counter
@@ -15,6 +16,7 @@ from tests.support.waiting import wait_until
 from penstock.api.job_file import planned
 from penstock.client.executors import ClusterExecutor
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.core.errors import PenstockError
 
 pytestmark = pytest.mark.processes
 
@@ -76,8 +78,14 @@ class Job:
     def summary(self):
         return self.rest.summary(self.handle.job_id)
 
+    def told(self):
+        """Return the newest entries of the story; empty while there is no JobManager."""
+        with contextlib.suppress(PenstockError):
+            return str(self.rest.story(self.handle.job_id)[-15:])
+        return ""
+
     def wait(self, condition, what):
-        wait_until(condition, lambda: f"{what}: {self.rest.story(self.handle.job_id)[-15:]}", step=0.05)
+        wait_until(condition, lambda: f"{what}: {self.told()}", step=0.05)
 
     def wait_for_checkpoints(self, count=2):
         before = self.summary()["checkpoints-completed"]
@@ -138,8 +146,6 @@ class Job:
             processed = [(user, number) for _, user, number in self.processed(region)]
             again = len(processed) - len(set(processed))
             assert again == 0 or region in killed
-        counts = self.summary()["rows-read"]
-        assert counts == {f"orders-{region}": rows for region, rows in read.items()}
 
 
 @pytest.mark.parametrize(
@@ -159,6 +165,23 @@ def test_the_regions_of_other_workers_go_on_and_all_output_is_exact(tmp_path, re
             job.wait_for_checkpoints()
         assert len(killed) == 1
         assert len(kept) == regions - 1
-        job.judge(killed, job.stop())
+        job.judge(killed, read := job.stop())
+        assert job.summary()["rows-read"] == {f"orders-{region}": rows for region, rows in read.items()}
         for region in job.regions:
             print(f"region {region}{' (killed)' * (region in killed)}: largest gaps {job.gaps(region)} s")
+
+
+@pytest.mark.nightly
+def test_a_new_jobmanager_goes_on_with_a_region_that_has_restarted(tmp_path):
+    config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=3, directory=tmp_path / "cluster")
+    with LocalCluster(config) as cluster:
+        job = Job(cluster, tmp_path, 3)
+        job.wait_for_checkpoints()
+        killed = {job.kill(min(job.pids()))}
+        job.wait_for_checkpoints()
+        pids = job.pids()
+        cluster.jobmanager.process.kill()
+        job.wait(lambda: "has adopted 3 running workers" in job.told(), "the adoption")
+        job.wait_for_checkpoints()
+        assert job.pids() == pids
+        job.judge(killed, job.stop())
