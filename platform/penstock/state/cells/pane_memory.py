@@ -188,6 +188,12 @@ class PaneMemory:
         kernels.put_cells(self.cells, cell, cells)
         self._meta[pages, kernels.DIRTY] = 1
 
+    def empty(self, cell: I64) -> None:
+        """Clear existing cells; the next segment has their deletions."""
+        blank = np.repeat(self.spec.initial[np.newaxis], len(cell), axis=0)
+        blank[:, 0] = 1
+        self.rewrite(cell, blank)
+
     def find(self, slots: I32, pane: int) -> I64:
         """Return the cell of every slot in a pane, -1 where there is none."""
         row = self._pane_rows.get(pane)

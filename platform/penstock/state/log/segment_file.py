@@ -79,7 +79,8 @@ class SegmentFile:
         self._opened: pq.ParquetFile | None = None
         file = segment.file
         if file.inline is not None or file.length < limits.whole_file_bytes or not segment.footer_length:
-            self._opened = pq.ParquetFile(_whole(read(file)))
+            data = pa.py_buffer(read(file))  # in memory or mapped: not copied
+            self._opened = pq.ParquetFile(pa.BufferReader(data))
             self._metadata = self._opened.metadata
         else:
             self._metadata = _footer_of(segment, read)
@@ -217,11 +218,6 @@ def _footer_of(segment: Segment, read: Callable[[FileRef], bytes]) -> pq.FileMet
 
 def _groups_at(places: bytes) -> list[RowGroup]:
     return [RowGroup(number, *place) for number, place in enumerate(json.loads(places))]
-
-
-def _whole(data: bytes) -> pa.BufferReader:
-    """Return a buffer over the bytes of a file, in memory or mapped, without a copy."""
-    return pa.BufferReader(pa.py_buffer(data))
 
 
 def rows_within(table: pa.Table, wanted: HashRange) -> pa.Table:

@@ -152,10 +152,7 @@ class RunningTable(PaneTable):
         first = self._swept if self._swept < keys else 0
         self._swept = min(first + limit, keys)
         cell = memory.find(np.arange(first, self._swept, dtype=np.int32), 0)
-        due = self._expired(self._ttl, cell[cell >= 0])
-        blank = np.repeat(self.spec.initial[np.newaxis], len(due), axis=0)
-        blank[:, 0] = 1
-        memory.rewrite(due, blank)
+        memory.empty(self._expired(self._ttl, cell[cell >= 0]))
         if self._policy.should_find_dead(self._hot.index.count):
             self._drop_dead_keys()
 

@@ -204,7 +204,7 @@ class SessionTable(PaneTable):
             count = merge.take_sessions(memory.cells, pages, (self.spec.ops, numbers), ended, opened, state)
             if state[1]:
                 raise overflow("a session over several panes")
-            self._empty(gone[: state[3]])
+            memory.empty(gone[: state[3]])
             memory.rewrite(kept[: state[4]], kept_cells[: state[4]])
             if count:
                 found = slots[:count].copy()
@@ -283,12 +283,6 @@ class SessionTable(PaneTable):
             first, last = cells[cell, rule.first_word], cells[cell, rule.last_word]
             found |= there & (times >= first - rule.gap) & (times <= last + rule.gap)
         return found
-
-    def _empty(self, cell: I64) -> None:
-        """Clear single cells; the next segment has their deletions."""
-        blank = np.repeat(self.spec.initial[np.newaxis], len(cell), axis=0)
-        blank[:, 0] = 1
-        self._hot.memory.rewrite(cell, blank)
 
     # --- eviction ---------------------------------------------------------------------------------------------------
 

@@ -460,7 +460,8 @@ class ColdTimers:
         if self.least is None or self.least > until:
             return None
         first = max(self._first, self._bound(self.least))
-        names, _ = next(self.spill_store.store.scan(first, self._end_key(until), limit + 1), ([], []))
+        end = self._stop if until == MAX_TIMESTAMP else self._bound(until + 1)
+        names, _ = next(self.spill_store.store.scan(first, end, limit + 1), ([], []))
         if not names:
             self._look(until)
             return None
@@ -503,6 +504,3 @@ class ColdTimers:
 
     def _bound(self, time: int) -> bytes:
         return self._prefix + bound(time)[:_PREFIX]
-
-    def _end_key(self, until: int) -> bytes:
-        return self._stop if until == MAX_TIMESTAMP else self._bound(until + 1)
