@@ -31,6 +31,10 @@ KEY, VALUES = pa.schema([pa.field("k", pa.int64())]), (pa.field("s", pa.string()
 BATCHES, ROWS = 60, 4000
 
 
+def run_of(slots, times, values=()):
+    return Run.ordered(np.array(slots, np.int32), np.array(times, np.int64), list(values))
+
+
 def opened(folder, backend="rocksdb", snapshots=(), files=None):
     budget = MemoryBudget(LIMIT)
     store = open_keyed_state(
@@ -108,19 +112,19 @@ def test_without_files_the_limit_is_an_error_that_says_so(tmp_path):
 def test_a_folder_that_takes_no_file_is_an_error_that_names_it(tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(StorageError, match="taken"):
-        RunFiles(tmp_path / "taken").write(ONE, np.zeros(1, np.int32), np.zeros(1, np.int64), [])
+        RunFiles(tmp_path / "taken").write(run_of([0], [0]), ONE)
 
 
 def test_what_is_written_is_what_is_read(tmp_path):
     values = [pa.array(["a", None, "c"]).slice(1), pa.array([True, None, False]).slice(1)]
     keys = RunKeys(pa.schema([pa.field("k", pa.string())]), np.array([-5, 9]), [pa.array(["x", "y", None]).slice(1)])
-    file = RunFiles(tmp_path).write(keys, np.array([1, 0], np.int32), np.array([5, 6]), values)
-    file.release()
-    assert (file.numbers.tolist(), file.times.tolist()) == ([1, 0], [5, 6])
-    assert (file.keys.hashes.tolist(), file.keys.gather(file.numbers)[0].to_pylist()) == ([-5, 9], [None, "y"])
-    assert [value.to_pylist() for value in file.values] == [[None, "c"], [None, False]]
-    bare = RunFiles(tmp_path).write(ONE, np.array([0], np.int32), np.array([2]), [])
-    assert (bare.numbers.tolist(), bare.times.tolist(), bare.values) == ([0], [2], [])
+    run = RunFiles(tmp_path).write(run_of([1, 0], [5, 6], values), keys)
+    run.file.release()
+    assert (run.slots.tolist(), run.times.tolist()) == ([1, 0], [5, 6])
+    assert (run.file.keys.hashes.tolist(), run.file.keys.gather(run.slots)[0].to_pylist()) == ([-5, 9], [None, "y"])
+    assert [value.to_pylist() for value in run.values] == [[None, "c"], [None, False]]
+    bare = RunFiles(tmp_path).write(run_of([0], [2]), ONE)
+    assert (bare.slots.tolist(), bare.times.tolist(), bare.values) == ([0], [2], [])
 
 
 def test_keys_of_the_same_hash_are_told_apart():
@@ -143,18 +147,16 @@ def descriptors(folder):
 
 def test_runs_share_files_each_of_which_takes_a_descriptor(tmp_path):
     run_files, before = RunFiles(tmp_path), descriptors(tmp_path)
-    kept = [run_files.write(ONE, np.array([i], np.int32), np.array([i + 1]), [pa.array([str(i)])]) for i in range(500)]
+    kept = [run_files.write(run_of([0], [i + 1], [pa.array([str(i)])]), ONE) for i in range(500)]
     assert descriptors(tmp_path) <= before + 2
-    kept[7].release()
-    assert [(f.numbers[0], f.times[0], f.values[0][0].as_py()) for f in kept] == [
-        (i, i + 1, str(i)) for i in range(500)
-    ]
+    kept[7].file.release()
+    assert [(run.times[0], run.values[0][0].as_py()) for run in kept] == [(i + 1, str(i)) for i in range(500)]
     large = np.arange(20 << 20)
-    file = run_files.write(ONE, np.zeros(len(large), np.int32), large, [])
-    assert (len(file.numbers), file.times[-1]) == (len(large), large[-1])
+    whole = run_files.write(Run.ordered(np.zeros(len(large), np.int32), large, []), ONE)
+    assert (len(whole.slots), whole.times[-1]) == (len(large), large[-1])
     run_files.close()
     assert descriptors(tmp_path) <= before + 2
-    del kept, file
+    del kept, whole
     assert descriptors(tmp_path) == before
 
 
@@ -164,7 +166,7 @@ def test_a_host_without_descriptors_left_is_an_error_that_says_so(tmp_path, monk
 
     monkeypatch.setattr("tempfile.mkstemp", none_left)
     with pytest.raises(StorageError) as caught:
-        RunFiles(tmp_path).write(ONE, np.zeros(1, np.int32), np.zeros(1, np.int64), [])
+        RunFiles(tmp_path).write(run_of([0], [0]), ONE)
     assert "ulimit -n" in caught.value.hint
 
 

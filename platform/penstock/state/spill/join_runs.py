@@ -104,12 +104,9 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class SpilledRows:
-    """The columns of a run in a file: each row's key number, time and values."""
+    """The place of a run in a file, and its keys, whose numbers are the slots of the run."""
 
     keys: RunKeys
-    numbers: I32
-    times: I64
-    values: list[pa.Array]
     mapped: mmap.mmap
     #: Offset in the file.
     at: int
@@ -166,22 +163,23 @@ class RunFiles:
             self._file.close()
         self._file = None
 
-    def write(self, keys: RunKeys, numbers: I32, times: I64, values: Sequence[pa.Array]) -> SpilledRows:
-        """Write rows, at least one, and return them as mapped columns; `numbers` are those of their keys.
+    def write(self, run: Run, keys: RunKeys, group: int = 0) -> Run:
+        """Write a run whose slots are numbers of `keys`, and return it with its columns mapped, as one of a group.
 
         Raises:
             StorageError: the disk is full or broken.
         """
         packed = io.BytesIO()
-        tables = [pa.array(keys.hashes), *keys.arrays], [pa.array(numbers), pa.array(times), *values]
+        tables = [pa.array(keys.hashes), *keys.arrays], [pa.array(run.slots), pa.array(run.times), *run.values]
         places = [_append_columns(packed, columns) for columns in tables]
         with packed.getbuffer() as data:
             mapped, at = self._placed(data)
         found = memoryview(mapped)[at : at + packed.tell()]
         own_keys, own_rows = (_columns_at(found, place) for place in places)
         run_keys = RunKeys(keys.schema, own_keys[0].to_numpy(), own_keys[1:])
-        numbers, times = (column.to_numpy() for column in own_rows[:2])
-        return SpilledRows(run_keys, numbers, times, own_rows[2:], mapped, at, len(found))
+        slots, times = (column.to_numpy() for column in own_rows[:2])
+        file = SpilledRows(run_keys, mapped, at, len(found))
+        return Run(slots, times, own_rows[2:], 0, run.low, run.high, file, group, run.stop)
 
     def _placed(self, data: memoryview) -> tuple[mmap.mmap, int]:
         try:
@@ -328,8 +326,8 @@ def written(run: Run, keys: Keys, run_files: RunFiles, group: int) -> Run:
     """Write the rows of a run in memory to a file and return the run of it."""
     own, numbers = RunKeys.of(keys, run.slots)
     ordered = Run.of(numbers, run.times, run.values)
-    file = run_files.write(own, ordered.slots, ordered.times, ordered.values)
-    return Run(file.numbers, file.times, file.values, 0, run.low, run.high, file, group, run.stop)
+    ordered.stop = run.stop
+    return run_files.write(ordered, own, group)
 
 
 def spans(low: int, high: int, parts: int) -> Iterator[tuple[int, int]]:
