@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 from pyiceberg.catalog.sql import SqlCatalog
-from pyspark.sql import functions
 from tests.spark.executors import MASTER, OnExecutors, executors
 from tests.spark.golden import KINDS, SECOND, TWO, Golden
 from tests.support.files import files_below
@@ -22,7 +21,7 @@ from tests.support.files import files_below
 import penstock as ps
 from penstock.backfill.engine import LocalEngine
 from penstock.backfill.run import Backfill, BackfillOptions
-from penstock.backfill.spark import BackfillFailedError, SparkEngine, slots_of
+from penstock.backfill.spark import BackfillFailedError, SparkEngine
 from penstock.core.clock import SystemClock
 from penstock.core.rand import SystemRand
 from penstock.snapshots.access.opening import open_snapshot
@@ -47,14 +46,6 @@ def engine(spark):
     engine = SparkEngine(spark)
     yield engine
     engine.close()
-
-
-@pytest.mark.parametrize("parts", [1, 3, 16])
-def test_each_part_has_a_partition_of_its_own(spark, parts):
-    slots = functions.array(*map(functions.lit, slots_of(parts)))
-    rows = spark.range(0, parts).select(functions.element_at(slots, functions.col("id").cast("int") + 1).alias("slot"))
-    placed = rows.repartition(parts, "slot").select(functions.spark_partition_id().alias("partition"))
-    assert placed.distinct().count() == parts
 
 
 def positions(uri):

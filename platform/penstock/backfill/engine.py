@@ -9,10 +9,9 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.backfill.exchange import COMBINED, NO_EDGE, Packet
+from penstock.backfill.exchange import COMBINED, NO_EDGE, Packet, marker
 from penstock.backfill.stages import Stage, TaskResult, feeds
 from penstock.backfill.task import BATCH_ROWS, run_parts, run_source
-from penstock.core.elements import MIN_TIMESTAMP
 
 #: Called with the number of finished tasks and of all tasks.
 Progress = Callable[[Stage, int, int], None]
@@ -66,7 +65,7 @@ class LocalEngine:
         self._given.clear()
 
     def _input(self, stage: Stage) -> Iterator[Packet]:
-        packets = [Packet(part, MIN_TIMESTAMP, NO_EDGE, 0, 0, b"") for part in range(stage.parts)]
+        packets = [marker(part) for part in range(stage.parts)]
         for number, (vertex_id, index) in enumerate(feeds(stage)):
             for more in (0, COMBINED):
                 given = self._given.get((vertex_id, index + more), ())

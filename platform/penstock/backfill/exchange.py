@@ -51,6 +51,11 @@ class Packet:
         return self.part, self.first, self.edge, self.origin, self.number
 
 
+def marker(part: int) -> Packet:
+    """Return a packet without rows, so that a part without input runs too."""
+    return Packet(part, MIN_TIMESTAMP, NO_EDGE, 0, 0, b"")
+
+
 def times_of(rows: pa.RecordBatch) -> np.ndarray[Any, Any]:
     """Return the event times of rows; the smallest one for rows without event time."""
     index = rows.schema.get_field_index(TS_COLUMN)
