@@ -43,7 +43,7 @@ CUTS = (510, 300, 700)
 
 @pytest.fixture
 def engine(spark):
-    engine = SparkEngine(spark)
+    engine = SparkEngine(spark.sparkContext)
     yield engine
     engine.close()
 

@@ -27,4 +27,4 @@ def test_a_backfill_does_not_depend_on_parts_packets_and_tasks(family):
 @pytest.mark.filterwarnings("ignore:.*socket.socket:pytest.PytestUnraisableExceptionWarning")
 def test_a_backfill_on_spark_gives_the_same(spark):
     for seed in range(first_seed(), first_seed() + scaled(THERE)):
-        check_there(Drawn(FAMILIES[seed % len(FAMILIES)], seed), lambda: SparkEngine(spark))
+        check_there(Drawn(FAMILIES[seed % len(FAMILIES)], seed), lambda: SparkEngine(spark.sparkContext))

@@ -30,8 +30,7 @@ from penstock.core.errors import PenstockError, cause_of
 from penstock.snapshots.on_spark.spark_session import described, reason_of
 
 if TYPE_CHECKING:
-    from pyspark import RDD
-    from pyspark.sql import SparkSession
+    from pyspark import RDD, SparkContext
 
     from penstock.backfill.engine import Progress
 
@@ -47,11 +46,11 @@ class BackfillFailedError(PenstockError):
 
 
 class SparkEngine:
-    """Runs stages as jobs of one Spark session."""
+    """Runs stages as jobs of one Spark context."""
 
-    def __init__(self, session: SparkSession) -> None:
-        """Run jobs in the context of `session`."""
-        self._session = session
+    def __init__(self, context: SparkContext) -> None:
+        """Run jobs in a context, whose owner stops it."""
+        self._context = context
         #: Vertex -> the packets of its tasks.
         self._given: dict[str, RDD[Pair]] = {}
 
@@ -67,7 +66,7 @@ class SparkEngine:
             self._given[stage.vertex.id] = given.persist(StorageLevel.DISK_ONLY)
         progress(stage, 0, stage.parts)
         try:
-            with described(self._session, f"backfill of {stage.job_name}: {stage.vertex.name}"):
+            with described(self._context, f"backfill of {stage.job_name}: {stage.vertex.name}"):
                 found = given.mapPartitions(results_of).collect()
         except (PySparkException, Py4JError) as error:
             msg = f"stage {stage.vertex.name!r} failed on Spark: {reason_of(error)}"
@@ -87,12 +86,12 @@ class SparkEngine:
 
     def _pieces(self, stage: Stage) -> RDD[int]:
         # a source may have no split, but Spark needs at least one partition
-        return self._session.sparkContext.parallelize(range(stage.parts), max(1, stage.parts))
+        return self._context.parallelize(range(stage.parts), max(1, stage.parts))
 
     def _parts(self, stage: Stage) -> RDD[Pair]:
         sources = feeds(stage)
         given = [self._given[vertex_id] for vertex_id, _ in sources]
-        packets = given[0] if len(given) == 1 else self._session.sparkContext.union(given)
+        packets = given[0] if len(given) == 1 else self._context.union(given)
         ends = list(itertools.accumulate(one.getNumPartitions() for one in given))
         chosen = packets.mapPartitionsWithIndex(chooser([index for _, index in sources], ends))
         return chosen.partitionBy(stage.parts, part_of)

@@ -66,7 +66,7 @@ def on_spark(session: SparkSession) -> Run:
             return []
         encoded = [msgspec.msgpack.encode(task) for task in tasks]
         sent = session.sparkContext.parallelize(encoded, len(encoded))
-        with described(session, f"write {target.uri} from {source.uri}"):
+        with described(session.sparkContext, f"write {target.uri} from {source.uri}"):
             written = gathered(sent.map(functools.partial(_write, source.uri, target.uri)))
         return [msgspec.msgpack.decode(state, type=KeyedStateSnapshot) for state in written]
 
@@ -174,7 +174,9 @@ class SparkRekey:
         else:
             moved = read.flatMap(functools.partial(_scan_keys, parts)).partitionBy(parts, _itself)
             scanned = moved.mapPartitions(_require_unique_keys)
-        with described(self._session, f"compute the new keys of {first.parts[0].uid} in {work.snapshot.store.uri}"):
+        with described(
+            self._session.sparkContext, f"compute the new keys of {first.parts[0].uid} in {work.snapshot.store.uri}"
+        ):
             found = gathered(scanned)
         loads = _loads(work, [msgspec.msgpack.decode(one, type=_KeyStatistics) for one in found])
         return _OnSpark(self._session, pieces, schemas, loads)
@@ -202,7 +204,7 @@ class _OnSpark:
             .partitionBy(len(state_ranges), _itself)
             .mapPartitionsWithIndex(functools.partial(_write_rekeyed, encoded, target.uri))
         )
-        with described(self.session, f"write {target.uri} with new keys of {', '.join(self.schemas)}"):
+        with described(self.session.sparkContext, f"write {target.uri} with new keys of {', '.join(self.schemas)}"):
             found = gathered(written)
         return [msgspec.msgpack.decode(state, type=KeyedStateSnapshot) for state in found]
 

@@ -1,4 +1,6 @@
-"""A Spark session made by penstock, for rewriting snapshots, changing keys, backfills and TaskManagers on executors.
+"""Spark started by penstock: a context for backfills, a session with SQL for rewriting snapshots and changing keys.
+
+TaskManagers on executors use a session too.
 
 Sets only required options; all others come from the user's Spark configuration.
 """
@@ -15,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from py4j.protocol import Py4JError
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
@@ -32,39 +34,64 @@ _NO_SETTINGS: Mapping[str, str] = {}
 
 @contextlib.contextmanager
 def open_session(master: str, settings: Mapping[str, str] = _NO_SETTINGS) -> Iterator[SparkSession]:
-    """Start a session, e.g. on `local[4]`, `spark://host:7077` or `yarn`, and stop it at the end.
+    """Start a session as `open_context` starts a context; a session costs some seconds more.
+
+    Raises:
+        UsageError: Java is missing, or Spark does not start with that master.
+    """
+    with open_context(master, settings):
+        with _starting(master, settings):
+            session = SparkSession.builder.getOrCreate()
+        try:
+            yield session
+        finally:
+            with contextlib.suppress(Py4JError, OSError):  # its JVM may be gone, and the session with it
+                session.stop()
+
+
+@contextlib.contextmanager
+def open_context(master: str, settings: Mapping[str, str] = _NO_SETTINGS) -> Iterator[SparkContext]:
+    """Start Spark, e.g. on `local[4]`, `spark://host:7077` or `yarn`, and stop it at the end.
 
     Raises:
         UsageError: Java is missing, or Spark does not start with that master.
     """
     require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master(master).appName("penstock")
+    conf = SparkConf().setMaster(master).setAppName("penstock")
     local = _LOCAL_SETTINGS if master.startswith("local") else {}
     for name, value in {**_OWN_SETTINGS, **local, **settings}.items():
-        builder = builder.config(name, value)
+        conf.set(name, value)
     others = SparkContext._gateway is not None  # noqa: SLF001 - a JVM that this process uses besides
     with tempfile.TemporaryDirectory(prefix="penstock-spark-", ignore_cleanup_errors=True) as folder:
+        with (
+            _starting(master, settings),
+            on_this_machine(master, Path(folder)),
+            contextlib.chdir(folder),  # the JVM leaves a folder there
+        ):
+            context = SparkContext.getOrCreate(conf)
         try:
-            with on_this_machine(master, Path(folder)), contextlib.chdir(folder):  # the JVM leaves a folder there
-                session = builder.getOrCreate()
-        except (PySparkException, Py4JError) as error:
-            msg = f"Spark does not start with --master {master}: {reason_of(error)}"
-            way = f"or one of its settings is wrong: {', '.join(settings)}" if settings else "e.g. local[2]"
-            raise UsageError(msg, hint=way) from error
-        try:
-            yield session
+            yield context
         finally:
-            with contextlib.suppress(Py4JError, OSError):  # its JVM may be gone, and the session with it
-                session.stop()
+            with contextlib.suppress(Py4JError, OSError):  # its JVM may be gone, and the context with it
+                context.stop()
             if not others:
                 _end_jvm()
 
 
 @contextlib.contextmanager
-def described(session: SparkSession, text: str) -> Iterator[None]:
+def _starting(master: str, settings: Mapping[str, str]) -> Iterator[None]:
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        msg = f"Spark does not start with --master {master}: {reason_of(error)}"
+        way = f"or one of its settings is wrong: {', '.join(settings)}" if settings else "e.g. local[2]"
+        raise UsageError(msg, hint=way) from error
+
+
+@contextlib.contextmanager
+def described(context: SparkContext, text: str) -> Iterator[None]:
     """Show a text in Spark's web interface and event log for the jobs and stages that the block starts."""
-    context = session.sparkContext
     context.setJobDescription(text)
     try:
         yield
