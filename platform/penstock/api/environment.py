@@ -71,6 +71,8 @@ class SettingsKeywords(TypedDict, total=False):
     retained_checkpoints: int
     managed_memory: str | int
     remote_local: str | int
+    local_recovery: str | int
+    prepare_state: str | int
     buffer_timeout: str | float
     buffer_size: str | int
     exclusive_buffers: int
