@@ -11,7 +11,7 @@ from penstock.checkpoint.ha_records import UpgradeRecord
 from penstock.checkpoint.recovery import RecoveryPlan
 from penstock.jobmanager.change.adapting import Adapting
 from penstock.jobmanager.change.decisions import ChangeContext, ChangeDecision
-from penstock.jobmanager.change.next_workers import Preparation
+from penstock.jobmanager.change.next_workers import ChangePreparation
 from penstock.jobmanager.change.rescaling import RescalePhase, Rescaling
 from penstock.jobmanager.change.upgrading import Upgrading
 from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
@@ -24,7 +24,7 @@ class JobChange:
     def __init__(self, upgrade: UpgradeRecord | None, adapting: Adapting) -> None:
         """Continue the upgrade that an earlier leader recorded."""
         self.adapting = adapting
-        self.preparation = Preparation()
+        self.preparation = ChangePreparation()
         self.rescaling = Rescaling(self.preparation)
         self.upgrading = Upgrading(self.preparation, upgrade)
 

@@ -1,7 +1,7 @@
 """The workers of a job's next deployment, which load its state while the old ones run; pure.
 
-`Preparation` is a member of `change.job_change`, for the rescale or upgrade in progress. Rounds: all workers load a
-checkpoint, then what later ones add to it, until little is missing. A problem ends the preparation, not the change:
+`ChangePreparation` is a member of `change.job_change`, for the rescale or upgrade in progress. Rounds: all workers load
+a checkpoint, then what later ones add to it, until little is missing. A problem ends the preparation, not the change:
 state is then read after the stop.
 """
 
@@ -141,7 +141,7 @@ class NextWorkers:
         return tasks
 
 
-class Preparation:
+class ChangePreparation:
     """The next workers, from the start of a rescale or upgrade until it deploys or gives them up."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ from penstock.jobmanager.change.decisions import (
     Note,
     StopForChange,
 )
-from penstock.jobmanager.change.next_workers import NextDeployment, Preparation
+from penstock.jobmanager.change.next_workers import ChangePreparation, NextDeployment
 from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
 from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.deploy.job_steps import Step
@@ -68,7 +68,7 @@ class _Rescale:
 class Rescaling:
     """The rescale in progress, if any."""
 
-    def __init__(self, preparation: Preparation) -> None:
+    def __init__(self, preparation: ChangePreparation) -> None:
         """Start without a rescale."""
         self._current: _Rescale | None = None
         self._preparation = preparation

@@ -20,7 +20,7 @@ from penstock.graph.job_graph import ENDS, JobGraph, decode_graph, encode_graph
 from penstock.graph.restore_plan import assign_state
 from penstock.graph.state_check import check_states, require_fit
 from penstock.jobmanager.change.decisions import AdoptDefinition, ChangeContext, ChangeDecision, Note, StopForChange
-from penstock.jobmanager.change.next_workers import NextDeployment, Preparation
+from penstock.jobmanager.change.next_workers import ChangePreparation, NextDeployment
 from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
 from penstock.jobmanager.deploy.deployment import publishing_sinks
 from penstock.jobmanager.deploy.job_log import JobIdentity, release_entry
@@ -166,7 +166,7 @@ class UpgradeStage(enum.Enum):
 class Upgrading:
     """The upgrade in progress, or the newest one."""
 
-    def __init__(self, preparation: Preparation, record: UpgradeRecord | None = None) -> None:
+    def __init__(self, preparation: ChangePreparation, record: UpgradeRecord | None = None) -> None:
         """Continue the upgrade that an earlier leader recorded."""
         self.record = record
         self._preparation = preparation

@@ -157,7 +157,7 @@ class TaskEnvironment:
 
 
 class LoadedState(Protocol):
-    """Keyed state that was loaded before its subtask starts: `task.checkpoint.preparation.PreparedState`."""
+    """Keyed state that was loaded before its subtask starts: `task.checkpoint.prepared_state.PreparedState`."""
 
     budget: MemoryBudget
 

@@ -57,7 +57,7 @@ from penstock.rpc.messages import (
 from penstock.task.chain.environment import JobServices, TaskReports
 from penstock.task.chain.failure import describe
 from penstock.task.chain.uploader import Uploader
-from penstock.task.checkpoint.preparation import Preparation, PreparedState
+from penstock.task.checkpoint.prepared_state import PreparedState, PreparedStates
 from penstock.task.checkpoint.restore import keeps_keyed_state, restored_files
 from penstock.task.checkpoint.savepoint_copy import seal_savepoint, write_part
 from penstock.task.checkpoint.sink_recovery import resolve_pending
@@ -135,7 +135,7 @@ class TaskRuntime:
         #: The peers for the next deployment of a job: see `graph.task_deployment.encode_peers`.
         self._peers: dict[str, bytes] = {}
         #: State loaded for the next deployment of a job.
-        self._prepared: dict[str, Preparation] = {}
+        self._prepared: dict[str, PreparedStates] = {}
         #: By folder and run of a job; the newest only.
         self._files: dict[tuple[str, str], _Files] = {}
         #: Jobs with slow calls at the last request for metrics.
@@ -258,7 +258,7 @@ class TaskRuntime:
         if deployments:
             job.run_id, job.attempt = deployments[0].run_id, deployments[0].execution.attempt
         self._jobs[command.job_id] = job
-        preparation = self._prepared.pop(command.job_id, Preparation())
+        states = self._prepared.pop(command.job_id, PreparedStates())
         stateful_subtasks = sum(keeps_keyed_state(deployment) for deployment in deployments)
         loops: list[SubtaskLoop] = []
         made: list[Subtask] = []
@@ -267,7 +267,7 @@ class TaskRuntime:
             complete = [with_channels(planned, peers) for planned in deployments]
             for deployment, network in zip(complete, self._network_shares(complete), strict=True):
                 loop = self._driver.loop(deployment)
-                prepared = preparation.take(deployment)
+                prepared = states.take(deployment)
                 services = self._services_of(deployment, stateful_subtasks) if prepared is None else prepared.services
                 services = replace(services, network=network, prepared=prepared)
                 made.append(Subtask(deployment, self._environment, services, loop.wake))
@@ -277,7 +277,7 @@ class TaskRuntime:
             self._refuse(deployments, *describe(error))
             return
         finally:
-            preparation.close()
+            states.close()
         job.subtasks = made
         for files in self._files.values():
             files.copies.adopt(ref for deployment in complete for ref in restored_files(deployment))
@@ -293,17 +293,17 @@ class TaskRuntime:
         environment, job_id = self._environment, command.job_id
         deployments = [decode_deployment(task) for task in command.tasks]
         stateful = [deployment for deployment in deployments if keeps_keyed_state(deployment)]
-        preparation = self._prepared.setdefault(job_id, Preparation())
+        states = self._prepared.setdefault(job_id, PreparedStates())
         for deployment in stateful:
-            if preparation.of(deployment) is None:
+            if states.of(deployment) is None:
                 services = self._services_of(deployment, len(stateful))
-                preparation.add(deployment, PreparedState(deployment, environment, services))
+                states.add(deployment, PreparedState(deployment, environment, services))
 
         def answer(_: None, error: str) -> TasksPrepared:
             return TasksPrepared(job_id=job_id, round=command.round, error=error)
 
         what = "loading the state of the next deployment"
-        self._work_beside(job_id, what, lambda: preparation.load(stateful), answer)
+        self._work_beside(job_id, what, lambda: states.load(stateful), answer)
 
     def _check_folder(self, deployments: list[TaskDeployment]) -> None:
         """Fail the subtasks if the job's folder cannot be written; they run meanwhile."""

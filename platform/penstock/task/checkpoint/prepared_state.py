@@ -96,7 +96,7 @@ class PreparedState:
             store.close()
 
 
-class Preparation:
+class PreparedStates:
     """The prepared state of all subtasks of one deployment in a worker.
 
     `load` runs in a background thread while no other method is called; `close` waits for its end.
