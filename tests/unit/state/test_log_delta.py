@@ -1,4 +1,4 @@
-"""What a later checkpoint adds to restored state."""
+"""The difference between two checkpoints of one state."""
 
 import msgspec
 import pytest

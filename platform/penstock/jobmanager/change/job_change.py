@@ -77,10 +77,8 @@ class JobChange:
 
     def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeDecision]:
         """Handle the result of the checkpoint that the rescale or upgrade requested."""
-        prepared = self.preparation.checkpoint_ended(result, job)
-        return [
-            *prepared, *self.rescaling.checkpoint_ended(result, job), *self.upgrading.checkpoint_ended(result, job)
-        ]  # fmt: skip
+        decided = self.preparation.checkpoint_ended(result, job)
+        return decided + self.rescaling.checkpoint_ended(result, job) + self.upgrading.checkpoint_ended(result, job)
 
     def taskmanager_lost(self, taskmanager_id: str) -> list[ChangeDecision]:
         """Drop the slots and workers of a lost TaskManager that were kept for the change."""

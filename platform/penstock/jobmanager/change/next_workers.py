@@ -154,11 +154,6 @@ class ChangePreparation:
         #: Number of preparations under this leader, for the names of workers.
         self._number = 0
 
-    @property
-    def active(self) -> bool:
-        """Whether there are next workers."""
-        return self._next is not None
-
     def begin(
         self, kind: str, token: str, planned: NextDeployment, job: ChangeContext, *, new_version: bool = False
     ) -> list[ChangeDecision]:
@@ -224,8 +219,7 @@ class ChangePreparation:
 
     def give_up(self) -> list[ChangeDecision]:
         """Kill the next workers; the running ones merge segments again."""
-        active, workers = self.active, self.take()
-        return [KillPrepared(workers), PauseCompactions(paused=False)] if active else []
+        return [] if self._next is None else [KillPrepared(self.take()), PauseCompactions(paused=False)]
 
     def wake_ms(self) -> int | None:
         """Return the time at which `decide` is due without an event."""

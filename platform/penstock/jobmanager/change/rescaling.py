@@ -18,13 +18,7 @@ from penstock.checkpoint.manifest_log import Manifest
 from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import JobGraph, required_slots
 from penstock.graph.restore_plan import assign_state
-from penstock.jobmanager.change.decisions import (
-    AdoptDefinition,
-    ChangeContext,
-    ChangeDecision,
-    Note,
-    StopForChange,
-)
+from penstock.jobmanager.change.decisions import AdoptDefinition, ChangeContext, ChangeDecision, Note, StopForChange
 from penstock.jobmanager.change.next_workers import ChangePreparation, NextDeployment
 from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
 from penstock.jobmanager.deploy.job_log import JobIdentity
@@ -123,8 +117,8 @@ class Rescaling:
     def _begin(self, job: ChangeContext) -> list[ChangeDecision]:
         """Start the next workers if their state is large, else request the checkpoint."""
         current = self._waiting_for(RescalePhase.SLOTS)
-        request, own = current.request, job.identity
-        ids = JobIdentity(own.job_id, request.run_id or own.run_id, own.generation).plan_ids(job.next_attempt)
+        request = current.request
+        ids = job.identity.of_run(request.run_id).plan_ids(job.next_attempt)
         slots = sorted((*job.held, *current.extra), key=lambda slot: slot.taskmanager_id in request.leaves)
         planned = NextDeployment(request.graph, ids, slots)
         if started := self._preparation.begin("rescale", current.checkpoint_request, planned, job):
@@ -167,9 +161,7 @@ class Rescaling:
         """Switch to the new run, with the additional slots."""
         current = self._waiting_for(RescalePhase.RECORD)
         current.phase = RescalePhase.START
-        # Start options of the previous run do not apply to a new one.
-        run_id = current.request.run_id
-        own = JobIdentity(identity.job_id, run_id, identity.generation) if run_id else identity
+        own = identity.of_run(current.request.run_id)
         extra, current.extra = current.extra, ()
         workers = self._preparation.take()
         return [AdoptDefinition(current.request.graph, own, extra, current.request.leaves, workers)]

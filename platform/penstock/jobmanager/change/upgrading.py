@@ -354,8 +354,7 @@ class Upgrading:
             return self._refuse(f"no checkpoint could be taken in time: {job.obstacle}", job.now_ms)
         if job.obstacle:
             return []
-        own, graph = job.identity, decode_graph(record.other)
-        ids = JobIdentity(own.job_id, record.run_id, own.generation).plan_ids(job.next_attempt)
+        graph, ids = decode_graph(record.other), job.identity.of_run(record.run_id).plan_ids(job.next_attempt)
         if started := self._preparation.begin(
             "upgrade", self._tag, NextDeployment(graph, ids, job.held), job, new_version=True
         ):

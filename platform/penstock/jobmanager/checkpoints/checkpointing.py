@@ -712,8 +712,8 @@ class Checkpointing:
 
     def _retain(self, now_ms: int) -> list[CheckpointCommand]:
         retained = self._running().graph.settings.retained_checkpoints
-        pinned = {*self._withheld.base, *(copy.manifest.sequence for copy in self._copying.values())}
-        pinned |= set() if self.loaded_sequence is None else {self.loaded_sequence}
+        loaded = () if self.loaded_sequence is None else (self.loaded_sequence,)
+        pinned = {*self._withheld.base, *loaded, *(copy.manifest.sequence for copy in self._copying.values())}
         uncommitted = {ref.path for c in self.pending.values() for ref in c.files}
         plan = plan_retention(
             self._manifests, retained, pinned=pinned, in_use=uncommitted, abandoned=self._withheld.abandoned

@@ -41,6 +41,10 @@ class JobIdentity:
     #: States that may be dropped: `uid` or `uid/state`.
     allow_non_restored_state: tuple[str, ...] = ()
 
+    def of_run(self, run_id: str) -> JobIdentity:
+        """Return the identity of another run of the job, for which the start options do not count; empty: this one."""
+        return JobIdentity(self.job_id, run_id, self.generation) if run_id else self
+
     def plan_ids(self, number: int) -> PlanIds:
         """Return the ids of the deployment with that number."""
         return PlanIds(job_id=self.job_id, run_id=self.run_id, generation=self.generation, attempt=number, epoch=number)
