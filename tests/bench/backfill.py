@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from tests.bench.backfill_answer import compare, last_watermark, staged_rows
 from tests.bench.backfill_kafka import connector_jars, fill_topic
 
-from penstock.snapshots.on_spark.spark_session import on_this_machine
+from penstock.snapshots.on_spark.spark_context import on_this_machine
 from penstock_connectors.datagen.source import OrderPattern
 from penstock_connectors.datagen.source import orders as generated
 from penstock_lab.bench.measuring.tree_meter import TreeMeter, become_reaper

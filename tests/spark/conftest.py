@@ -35,3 +35,9 @@ def spark(tmp_path_factory):
     with leaks.held(lambda: [session.sparkContext._gateway.proc.pid]):
         yield session
         session.stop()
+
+
+@pytest.fixture(scope="package")
+def spark_context(spark):
+    """Return the session's context, which rewrites of snapshots take."""
+    return spark.sparkContext

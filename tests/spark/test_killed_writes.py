@@ -30,7 +30,9 @@ WRITES = """
 import sys
 from pathlib import Path
 
-from penstock.snapshots.on_spark.spark_session import open_session
+from pyspark.sql import SparkSession
+
+from penstock.snapshots.on_spark.spark_context import open_context
 
 master, folder, job, tasks, users = *sys.argv[1:4], *map(int, sys.argv[4:])
 
@@ -43,8 +45,9 @@ def rows(task, _):
         yield user, user, 7 * user
 
 
-with open_session(master) as spark:
-    given = spark.sparkContext.parallelize(range(tasks), tasks).mapPartitionsWithIndex(rows)
+with open_context(master) as context:
+    spark = SparkSession(context)
+    given = context.parallelize(range(tasks), tasks).mapPartitionsWithIndex(rows)
     frame = spark.createDataFrame(given, "user_id long, orders long, amount long")
     frame.write.format("penstock").options(job=job, uid="people").mode("append").save(f"{folder}/there")
 """

@@ -61,11 +61,11 @@ KEYS = {
 
 
 @pytest.mark.parametrize("kind", [pytest.param("cast", marks=pytest.mark.nightly), "three"])
-def test_it_gives_the_files_that_it_gives_here(spark, savepoint, tmp_path, kind):
+def test_it_gives_the_files_that_it_gives_here(spark_context, savepoint, tmp_path, kind):
     snapshot = open_snapshot(savepoint)
     wanted = {"uid": "people", "key": KEYS[kind], "limits": SMALL}
     here = rekey(snapshot, str(tmp_path / "here"), **wanted)
-    there = rekey(snapshot, str(tmp_path / "there"), engine=SparkRekey(spark), **wanted)
+    there = rekey(snapshot, str(tmp_path / "there"), engine=SparkRekey(spark_context), **wanted)
     assert manifest(there) == manifest(here), "all files are named with their checksums"
     assert {row.verdict for row in diff(open_snapshot(here), open_snapshot(there))} == {"same"}
     assert (verify(there).damaged, verify(there).unknown) == ([], [])
@@ -80,19 +80,23 @@ def test_it_gives_the_files_that_it_gives_here(spark, savepoint, tmp_path, kind)
 
 
 @pytest.mark.nightly
-def test_now_is_one_moment_in_all_tasks_of_both_jobs(spark, savepoint, tmp_path):
+def test_now_is_one_moment_in_all_tasks_of_both_jobs(spark_context, savepoint, tmp_path):
     wanted = {"uid": "people", "key": ["user_id", "at=NOW()"], "limits": SMALL}
-    made = rekey(open_snapshot(savepoint), str(tmp_path / "new"), engine=SparkRekey(spark), **wanted)
+    made = rekey(open_snapshot(savepoint), str(tmp_path / "new"), engine=SparkRekey(spark_context), **wanted)
     states = [ps.snapshots.read(made, uid="people", name=name) for name in ("profile", "recent", "__timers_event")]
     assert pl.concat([state.select("at") for state in states]).collect()["at"].n_unique() == 1
     assert verify(made).damaged == []
 
 
-def test_of_timers_that_fall_together_one_stays(spark, tmp_path):
+def test_of_timers_that_fall_together_one_stays(spark_context, tmp_path):
     timers = pl.DataFrame({"user_id": range(100), "__namespace": [i // 50 for i in range(100)]})
     uri = ps.snapshots.write(str(tmp_path / "sp"), {("people", "__timers_event"): timers}, job=job("user_id"))
     made = rekey(
-        open_snapshot(uri), str(tmp_path / "new"), uid="people", key=["all=user_id * 0"], engine=SparkRekey(spark)
+        open_snapshot(uri),
+        str(tmp_path / "new"),
+        uid="people",
+        key=["all=user_id * 0"],
+        engine=SparkRekey(spark_context),
     )
     assert sorted(ps.snapshots.read(made, uid="people", name="__timers_event").collect().rows()) == [(0, 0), (0, 1)]
 
@@ -110,34 +114,40 @@ def test_of_timers_that_fall_together_one_stays(spark, tmp_path):
         ([], "no key is given"),
     ],
 )
-def test_what_gives_no_key_is_refused_before_anything_is_written(spark, tmp_path, key, error):
+def test_what_gives_no_key_is_refused_before_anything_is_written(spark_context, tmp_path, key, error):
     tables = {
         ("people", "profile"): PROFILES, ("people", "recent"): LISTS, ("people", "__timers_event"): TIMERS,
         ("windows", "panes"): PANES,
     }  # fmt: skip
     uri = ps.snapshots.write(str(tmp_path / "sp"), tables, job=job("user_id"))
     with pytest.raises(UsageError, match=error):
-        rekey(open_snapshot(uri), str(tmp_path / "new"), uid="people", key=key, engine=SparkRekey(spark))
+        rekey(open_snapshot(uri), str(tmp_path / "new"), uid="people", key=key, engine=SparkRekey(spark_context))
     assert not (tmp_path / "new").exists()
 
 
-def test_keys_of_two_states_that_would_be_one_are_seen(spark, tmp_path):
+def test_keys_of_two_states_that_would_be_one_are_seen(spark_context, tmp_path):
     tables = {
         ("people", "profile"): PROFILES[:1],
         ("people", "recent"): pl.DataFrame({"user_id": [10], "__entry": [0], "value": [5]}),
     }
     uri = ps.snapshots.write(str(tmp_path / "sp"), tables, job=job("user_id"))
     said = r"2 old keys collide, for example \(part=0\) of \(user_id=0\) and \(user_id=10\)"
-    for engine in (None, SparkRekey(spark)):
+    for engine in (None, SparkRekey(spark_context)):
         with pytest.raises(UsageError, match=said):
             rekey(open_snapshot(uri), str(tmp_path / "new"), uid="people", key=["part=user_id % 10"], engine=engine)
 
 
-def test_a_damaged_file_leaves_no_savepoint_and_is_named(spark, savepoint, tmp_path):
+def test_a_damaged_file_leaves_no_savepoint_and_is_named(spark_context, savepoint, tmp_path):
     victim = min((tmp_path / "sp" / "people" / "profile").iterdir())
     victim.write_bytes(victim.read_bytes()[:-9] + b"x" * 9)
     with pytest.raises(StorageError, match=r"a Spark task failed.*damaged"):
-        rekey(open_snapshot(savepoint), str(tmp_path / "new"), uid="people", key=KEYS["cast"], engine=SparkRekey(spark))
+        rekey(
+            open_snapshot(savepoint),
+            str(tmp_path / "new"),
+            uid="people",
+            key=KEYS["cast"],
+            engine=SparkRekey(spark_context),
+        )
     assert not (tmp_path / "new").exists()
 
 

@@ -43,12 +43,12 @@ def content(uri):
     return msgspec.structs.replace(manifest, **blank), [frame.rows() for frame in frames]
 
 
-def test_from_128_to_192_to_1024_groups_it_is_what_the_local_way_gives(spark, job, tmp_path):  # noqa: F811
+def test_from_128_to_192_to_1024_groups_it_is_what_the_local_way_gives(spark_context, job, tmp_path):  # noqa: F811
     here = there = str(job.folder)
     for groups in GROUPS:
         here = repartition(open_snapshot(here), str(tmp_path / f"local-{groups}"), key_groups=groups)
         there = repartition(
-            open_snapshot(there), str(tmp_path / f"spark-{groups}"), key_groups=groups, run=on_spark(spark)
+            open_snapshot(there), str(tmp_path / f"spark-{groups}"), key_groups=groups, run=on_spark(spark_context)
         )
         assert content(there) == content(here)
         report = verify(there)
@@ -68,30 +68,30 @@ def test_a_task_that_runs_twice_writes_the_same(job, tmp_path):  # noqa: F811
     assert content(again) == content(once)
 
 
-def test_a_task_that_fails_leaves_no_savepoint_and_says_why(spark, job, tmp_path):  # noqa: F811
+def test_a_task_that_fails_leaves_no_savepoint_and_says_why(spark_context, job, tmp_path):  # noqa: F811
     snapshot = open_snapshot(str(job.folder))
     victim = next(iter(sorted((job.folder / "data").rglob("*.pack"))))
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 0xFF
     victim.write_bytes(bytes(data))
     with pytest.raises(StorageError, match=r"a Spark task failed.*damaged"):
-        repartition(snapshot, str(tmp_path / "sp"), key_groups=256, run=on_spark(spark))
+        repartition(snapshot, str(tmp_path / "sp"), key_groups=256, run=on_spark(spark_context))
     assert not (tmp_path / "sp" / "manifest.json").exists()
 
 
-def test_rows_of_all_cuts_are_the_rows(spark, tmp_path, job):  # noqa: F811
-    uri = repartition(open_snapshot(str(job.folder)), str(tmp_path / "sp"), key_groups=64, run=on_spark(spark))
+def test_rows_of_all_cuts_are_the_rows(spark_context, tmp_path, job):  # noqa: F811
+    uri = repartition(open_snapshot(str(job.folder)), str(tmp_path / "sp"), key_groups=64, run=on_spark(spark_context))
     found = ps.snapshots.read(uri, uid="people", name="profile").collect()
     assert {row[0]: row[2:] for row in found.rows()} == job.profiles
     assert found.select(pl.col("user_id").is_duplicated().any()).item() is False
 
 
 @pytest.mark.nightly
-def test_files_that_spark_prepares_while_the_job_runs(spark, job, tmp_path):  # noqa: F811
+def test_files_that_spark_prepares_while_the_job_runs(spark_context, job, tmp_path):  # noqa: F811
     limits = SnapshotLimits(large_file_bytes=3000, run_file_bytes=4000)
     made = {}
     key = ["user=CAST(user_id AS VARCHAR)"]
-    for where, run in (("here", run_sequentially), ("spark", on_spark(spark))):
+    for where, run in (("here", run_sequentially), ("spark", on_spark(spark_context))):
         snapshot = open_snapshot(str(job.folder), checkpoint=2)
         change = key_change(snapshot, "people", key)
         done = Preparation.of(snapshot, str(tmp_path / f"{where}-files"), change=change, limits=limits).write(run)

@@ -27,7 +27,7 @@ from penstock.backfill.packet_order import in_order
 from penstock.backfill.stages import Stage, TaskResult, feeds
 from penstock.backfill.task import run_parts, run_source
 from penstock.core.errors import PenstockError, cause_of
-from penstock.snapshots.on_spark.spark_session import described, reason_of
+from penstock.snapshots.on_spark.spark_context import described, reason_of
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext

@@ -33,13 +33,12 @@ from penstock.core.clock import SystemClock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.core.rand import SystemRand
 from penstock.graph.job_graph import required_slots
-from penstock.snapshots.on_spark.spark_session import open_session, reason_of
+from penstock.snapshots.on_spark.spark_context import open_context, reason_of
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
 
     from penstock.client.rest_client import RestClient
     from penstock.graph.executor import JobResult
@@ -141,7 +140,7 @@ def launch_for(jobmanager: str, slots: int, secret: str, folder: str, *, insecur
 
 
 class SparkTaskManagers:
-    """The TaskManagers of a cluster on Spark; `close` ends them and the session."""
+    """The TaskManagers of a cluster on Spark; `close` ends them and Spark."""
 
     def __init__(
         self,
@@ -150,7 +149,7 @@ class SparkTaskManagers:
         jobmanager: Callable[[], RestClient],
         on_lost: Callable[[], None],
     ) -> None:
-        """Create it without a session; `jobmanager` returns a client.
+        """Create it without Spark; `jobmanager` returns a client.
 
         `on_lost` is called, from a thread, when Spark itself has ended.
         """
@@ -160,7 +159,7 @@ class SparkTaskManagers:
         self._on_lost = on_lost
         self._clock = SystemClock()
         self._stack = contextlib.ExitStack()
-        self._session: SparkSession | None = None
+        self._context: SparkContext | None = None
         self._reconciler: threading.Thread | None = None
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -175,17 +174,17 @@ class SparkTaskManagers:
         self._ends: list[str] = []
 
     def start(self) -> None:
-        """Start the session and the first TaskManagers; return before they have registered.
+        """Start Spark and the first TaskManagers; return before they have registered.
 
         Raises:
             UsageError: Spark does not start.
         """
-        self._session = self._stack.enter_context(
-            open_session(self._options.master, {**SETTINGS, **self._options.settings})
+        self._context = self._stack.enter_context(
+            open_context(self._options.master, {**SETTINGS, **self._options.settings})
         )
-        self._session.sparkContext.setLogLevel("ERROR")
+        self._context.setLogLevel("ERROR")
         self._reconciler = threading.Thread(
-            target=self._reconcile, args=(self._session,), name="penstock-spark", daemon=True
+            target=self._reconcile, args=(self._context,), name="penstock-spark", daemon=True
         )
         self._reconciler.start()
 
@@ -196,28 +195,28 @@ class SparkTaskManagers:
             raise PenstockError(msg, hint="each needs penstock, a free core, and access to the JobManager")
 
     def close(self) -> None:
-        """End the TaskManagers and the session; idempotent."""
+        """End the TaskManagers and Spark; idempotent."""
         self._closing.set()
-        session, self._session = self._session, None
+        context, self._context = self._context, None
         if self._reconciler is not None:
             self._reconciler.join(_END_SECONDS)  # it starts no further ones
         deadline = self._clock.monotonic_ms() + _END_SECONDS * 1000
-        while session is not None and self._threads and self._clock.monotonic_ms() < deadline:
+        while context is not None and self._threads and self._clock.monotonic_ms() < deadline:
             with contextlib.suppress(PySparkException, Py4JError, OSError):
                 for number in tuple(self._threads):  # repeated: a job may reach Spark after the first call
-                    session.sparkContext.cancelJobGroup(_group_of(number))
+                    context.cancelJobGroup(_group_of(number))
             self._clock.sleep_ms(_POLL_MS)
         self._stack.close()
 
-    def _reconcile(self, session: SparkSession) -> None:
+    def _reconcile(self, context: SparkContext) -> None:
         """Start and release TaskManagers until the end."""
-        sizer, watch = Sizer(self._options.bounds), DecommissionWatch(session.sparkContext)
+        sizer, watch = Sizer(self._options.bounds), DecommissionWatch(context)
         with self._jobmanager() as client:
             while not self._closing.is_set():
                 try:
                     decision = sizer.decide(self._sample(client, watch), self._clock.monotonic_ms())
                     for _ in range(decision.start):
-                        self._start_one(session)
+                        self._start_one(context)
                     for name in decision.release:
                         self._release(client, name)
                     for name in decision.drain:
@@ -245,10 +244,10 @@ class SparkTaskManagers:
             pending=pending, starting=starting, free=free, leaving=tuple(managers[n]["id"] for n in sorted(leaving))
         )
 
-    def _start_one(self, session: SparkSession) -> None:
+    def _start_one(self, context: SparkContext) -> None:
         number, self._started = self._started, self._started + 1
         thread = threading.Thread(
-            target=self._run_on_spark, args=(session, number), name=f"penstock-spark-{number}", daemon=True
+            target=self._run_on_spark, args=(context, number), name=f"penstock-spark-{number}", daemon=True
         )
         with self._lock:
             self._threads[number] = thread
@@ -274,9 +273,9 @@ class SparkTaskManagers:
         with contextlib.suppress(NotFoundError):  # it has ended
             client.release_taskmanager(name, drain=True)
 
-    def _run_on_spark(self, session: SparkSession, number: int) -> None:
+    def _run_on_spark(self, context: SparkContext, number: int) -> None:
         """Run one TaskManager on Spark and wait for its end."""
-        context, end = session.sparkContext, "it was asked to end"
+        end = "it was asked to end"
         try:
             context.setJobGroup(_group_of(number), f"TaskManager {number} of penstock", interruptOnCancel=True)
             context.parallelize([number], 1).mapPartitions(_task_of(self._order)).collect()

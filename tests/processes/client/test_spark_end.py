@@ -23,13 +23,13 @@ LIMIT_S = 120
 
 
 class Spark:
-    """A session and its context; a job that has come to it ends when it is cancelled.
+    """Its context; a job that has come to it ends when it is cancelled.
 
     `late`: one that was asked for comes behind the first cancellation.
     """
 
     def __init__(self, *, late=False):
-        self.sparkContext = self._jsc = self
+        self._jsc = self
         self.stopped, self.asked, self.comes = False, 0, threading.Event()
         if not late:
             self.comes.set()
@@ -82,7 +82,7 @@ def started(monkeypatch):
     with contextlib.ExitStack() as stack:
 
         def start(spark, on_lost=lambda: None, jobmanager=JobManager):
-            monkeypatch.setattr(spark_taskmanagers, "open_session", lambda *_: contextlib.nullcontext(spark))
+            monkeypatch.setattr(spark_taskmanagers, "open_context", lambda *_: contextlib.nullcontext(spark))
             options = SparkOptions(master="spark://h:7077", bounds=Bounds(least=2, most=2))
             managers = SparkTaskManagers(options, launch_for("h:1", 2, "", "", insecure=False), jobmanager, on_lost)
             stack.callback(managers.close)

@@ -78,7 +78,7 @@ def test_settings_without_spark(refused, command, way):
 
 def test_a_backfill_without_pyspark(monkeypatch, capsys, tmp_path):
     (tmp_path / "job.py").write_text("import penstock as ps\n")
-    monkeypatch.setitem(sys.modules, "penstock.snapshots.on_spark.spark_session", None)
+    monkeypatch.setitem(sys.modules, "penstock.snapshots.on_spark.spark_context", None)
     monkeypatch.setattr("penstock.cli.start.backfill.planned", lambda *_: None)
     arguments = ["backfill", str(tmp_path / "job.py"), "--to", str(tmp_path / "begun"), "--master", "local[1]"]
     monkeypatch.setattr(sys, "argv", ["penstock", *arguments])

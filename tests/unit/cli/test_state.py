@@ -186,7 +186,7 @@ def test_spark_does_what_is_much(root, penstock, tmp_path, monkeypatch, command,
         monkeypatch.delenv("JAVA_HOME")
         monkeypatch.setenv("PATH", str(tmp_path))
         assert "Spark needs Java, but none was found (install" in penstock(*words, code=2)
-        monkeypatch.setitem(sys.modules, "penstock.snapshots.on_spark.spark_session", None)
+        monkeypatch.setitem(sys.modules, "penstock.snapshots.on_spark.spark_context", None)
         said = penstock(*words, code=2)
         assert f"Spark is not installed ({extra_hint('spark')}; --engine local works without it)" in said
 
@@ -209,7 +209,7 @@ def test_without_spark_a_repartition_is_done_here_unless_spark_was_asked_for(roo
     said = penstock("repartition", root / "words", tmp_path / "a", *much)
     assert f"{missing}: running in this process\n" in said
     assert penstock("fsck", tmp_path / "a", "--json")["ok"] is True
-    monkeypatch.setitem(sys.modules, "penstock.snapshots.on_spark.spark_session", None)
+    monkeypatch.setitem(sys.modules, "penstock.snapshots.on_spark.spark_context", None)
     assert penstock("repartition", root / "words", tmp_path / "b", *much, "--json")["rows"] == 3
     said = penstock("repartition", root / "words", tmp_path / "c", *much)
     assert "Spark is not installed: running in this process\n" in said

@@ -15,7 +15,7 @@ from penstock.cli.start.spark_options import own_address, spark_executor, spark_
 from penstock.client.sizing import Bounds
 from penstock.client.spark_cluster import _number_of, launch_for
 from penstock.core.errors import UsageError
-from penstock.snapshots.on_spark.spark_session import _end_jvm, reason_of
+from penstock.snapshots.on_spark.spark_context import _end_jvm, reason_of
 
 FILES = ("ca.pem", "cluster.pem", "cluster.key")
 

@@ -346,12 +346,12 @@ def rekey(
         plan = RewritePlan.of(snapshot, prepared, change=key_change(snapshot, uid, key))
         _print_savepoint(choice.finish(plan, target), json=json)
         return
-    with choice.session(state_bytes(snapshot), local_fallback=False) as session:
+    with choice.spark(state_bytes(snapshot), local_fallback=False) as spark:
         worker: Engine = InMemory()
-        if session is not None:
+        if spark is not None:
             from penstock.snapshots.on_spark.spark_rewrite import SparkRekey
 
-            worker = SparkRekey(session)
+            worker = SparkRekey(spark)
         written = rewrite(snapshot, target, uid=uid, key=key, engine=worker)
     _print_savepoint(written, json=json)
 
@@ -379,13 +379,13 @@ class _EngineChoice:
         """
         from penstock.snapshots.rewrite.repartition import run_sequentially
 
-        with self.session(size, local_fallback=True) as session:
-            if session is None:
+        with self.spark(size, local_fallback=True) as spark:
+            if spark is None:
                 yield run_sequentially
                 return
             from penstock.snapshots.on_spark.spark_rewrite import on_spark
 
-            yield on_spark(session)
+            yield on_spark(spark)
 
     def finish(self, plan: RewritePlan, target: str) -> str:
         """Write the rest of a prepared savepoint; return its URI."""
@@ -396,8 +396,8 @@ class _EngineChoice:
             return plan.write(target, run)
 
     @contextlib.contextmanager
-    def session(self, size: int, *, local_fallback: bool) -> Iterator[Any]:
-        """Open a Spark session if Spark is used for that many bytes; otherwise yield None.
+    def spark(self, size: int, *, local_fallback: bool) -> Iterator[Any]:
+        """Start Spark if Spark is used for that many bytes; and yield its context; otherwise yield None.
 
         With `local_fallback` this process can do the work for any size: it does so without Spark, unless Spark was
         requested explicitly.
@@ -408,13 +408,13 @@ class _EngineChoice:
         if not self._uses_spark(size) or not self._has_spark(local_fallback=local_fallback):
             yield None
             return
-        from penstock.snapshots.on_spark.spark_session import open_session
+        from penstock.snapshots.on_spark.spark_context import open_context
 
         where = self._named_master or _MASTER
         if self.engine is Where.auto and not self.quiet:
             say(f"{size:,} bytes of state: using Spark on {where} (--engine local: this process)")
-        with open_session(where, self.settings) as session:
-            yield session
+        with open_context(where, self.settings) as spark:
+            yield spark
 
     @property
     def _named_master(self) -> str:
@@ -434,7 +434,7 @@ class _EngineChoice:
     def _has_spark(self, *, local_fallback: bool) -> bool:
         try:
             with needs_spark("; --engine local works without it"):
-                from penstock.snapshots.on_spark.spark_session import require_java
+                from penstock.snapshots.on_spark.spark_context import require_java
             require_java()
         except UsageError as error:
             if not local_fallback or self.engine is Where.spark or self._named_master:

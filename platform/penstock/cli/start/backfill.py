@@ -214,7 +214,7 @@ def _engine(master: str | None, settings: dict[str, str]) -> Iterator[Engine]:
         else:
             with needs_spark("; without --master it runs in this process"):
                 from penstock.backfill.spark import SparkEngine
-                from penstock.snapshots.on_spark.spark_session import open_context
+                from penstock.snapshots.on_spark.spark_context import open_context
 
             engine = SparkEngine(stack.enter_context(open_context(master, settings)))
         stack.callback(engine.close)

@@ -24,7 +24,7 @@ from penstock.core.errors import StorageError, UsageError
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import KeyedStateSnapshot
-from penstock.snapshots.on_spark.spark_session import described, reason_of
+from penstock.snapshots.on_spark.spark_context import described, reason_of
 from penstock.snapshots.rewrite.key_expressions import KeyColumn, keeps_apart, keys_of, require_by_key
 from penstock.snapshots.rewrite.prepared import PreparedRun
 from penstock.snapshots.rewrite.rekey import (
@@ -45,8 +45,7 @@ from penstock.state.log.segment_columns import KEY_HASH
 from penstock.state.log.segments import key_names
 
 if TYPE_CHECKING:
-    from pyspark import RDD
-    from pyspark.sql import SparkSession
+    from pyspark import RDD, SparkContext
 
     from penstock.checkpoint.store import ObjectStore
     from penstock.snapshots.rewrite.rekey import RekeyRequest
@@ -55,8 +54,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def on_spark(session: SparkSession) -> Run:
-    """Return a function that does each task as one of the session.
+def on_spark(context: SparkContext) -> Run:
+    """Return a function that does each task as a task of Spark.
 
     Executors need penstock and store credentials.
     """
@@ -65,8 +64,8 @@ def on_spark(session: SparkSession) -> Run:
         if not tasks:
             return []
         encoded = [msgspec.msgpack.encode(task) for task in tasks]
-        sent = session.sparkContext.parallelize(encoded, len(encoded))
-        with described(session.sparkContext, f"write {target.uri} from {source.uri}"):
+        sent = context.parallelize(encoded, len(encoded))
+        with described(context, f"write {target.uri} from {source.uri}"):
             written = gathered(sent.map(functools.partial(_write, source.uri, target.uri)))
         return [msgspec.msgpack.decode(state, type=KeyedStateSnapshot) for state in written]
 
@@ -135,16 +134,16 @@ class _KeyStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SparkRekey:
-    """Runs the work in a session of Spark; executors need penstock and the stores' credentials."""
+    """Runs the work on Spark; executors need penstock and the stores' credentials."""
 
-    def __init__(self, session: SparkSession) -> None:
-        """Use `session`, which stays the caller's."""
-        self._session = session
+    def __init__(self, context: SparkContext) -> None:
+        """Use `context`, which stays the caller's."""
+        self._context = context
 
     @property
     def run(self) -> Run:
         """Return the function that writes ranges whose key stays; see `rekey.Engine`."""
-        return on_spark(self._session)
+        return on_spark(self._context)
 
     def rekeyed(self, work: RekeyRequest) -> _OnSpark:
         """Compute the new keys; see `rekey.Engine`.
@@ -168,43 +167,40 @@ class SparkRekey:
                 )
                 pieces.append(msgspec.msgpack.encode(piece))
         parts = len(pieces)
-        read = self._session.sparkContext.parallelize(pieces, parts)
+        read = self._context.parallelize(pieces, parts)
         if keeps_apart(work.key, pa.schema([old.field(name) for name in key_names(old)])):
             scanned = read.map(_measure)
         else:
             moved = read.flatMap(functools.partial(_scan_keys, parts)).partitionBy(parts, _itself)
             scanned = moved.mapPartitions(_require_unique_keys)
-        with described(
-            self._session.sparkContext, f"compute the new keys of {first.parts[0].uid} in {work.snapshot.store.uri}"
-        ):
+        with described(self._context, f"compute the new keys of {first.parts[0].uid} in {work.snapshot.store.uri}"):
             found = gathered(scanned)
         loads = _loads(work, [msgspec.msgpack.decode(one, type=_KeyStatistics) for one in found])
-        return _OnSpark(self._session, pieces, schemas, loads)
+        return _OnSpark(self._context, pieces, schemas, loads)
 
 
 @dataclass(frozen=True, slots=True)
 class _OnSpark:
     """See `rekey.Rekeyed`."""
 
-    session: SparkSession
+    context: SparkContext
     pieces: list[bytes]
     schemas: Mapping[str, pa.Schema]
     loads: Mapping[str, Loads]
 
     def write(self, state_ranges: Sequence[RekeyedRange], target: ObjectStore) -> list[KeyedStateSnapshot]:
         """Write the rows; see `rekey.Rekeyed`."""
-        context = self.session.sparkContext
         lows: dict[str, list[tuple[int, int]]] = {}
         for state_range in state_ranges:
             lows.setdefault(state_range.state.state, []).append((state_range.state.hash_low, state_range.number))
         encoded = [msgspec.msgpack.encode(state_range) for state_range in state_ranges]
         written = (
-            context.parallelize(self.pieces, len(self.pieces))
+            self.context.parallelize(self.pieces, len(self.pieces))
             .flatMap(functools.partial(_rekey_rows, {name: sorted(found) for name, found in lows.items()}))
             .partitionBy(len(state_ranges), _itself)
             .mapPartitionsWithIndex(functools.partial(_write_rekeyed, encoded, target.uri))
         )
-        with described(self.session.sparkContext, f"write {target.uri} with new keys of {', '.join(self.schemas)}"):
+        with described(self.context, f"write {target.uri} with new keys of {', '.join(self.schemas)}"):
             found = gathered(written)
         return [msgspec.msgpack.decode(state, type=KeyedStateSnapshot) for state in found]
 

@@ -1,6 +1,6 @@
-"""Spark started by penstock: a context for backfills, a session with SQL for rewriting snapshots and changing keys.
+"""Spark started by penstock, for backfills, rewrites of snapshots and TaskManagers on executors.
 
-TaskManagers on executors use a session too.
+A context without SQL: a session takes some seconds more to start.
 
 Sets only required options; all others come from the user's Spark configuration.
 """
@@ -20,7 +20,6 @@ from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.find_spark_home import _find_spark_home
-from pyspark.sql import SparkSession
 
 from penstock.core.errors import UsageError
 
@@ -30,23 +29,6 @@ _LOCAL_SETTINGS = {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _
 _JVM_END_SECONDS = 20.0
 _DESCRIPTION = "spark.job.description"
 _NO_SETTINGS: Mapping[str, str] = {}
-
-
-@contextlib.contextmanager
-def open_session(master: str, settings: Mapping[str, str] = _NO_SETTINGS) -> Iterator[SparkSession]:
-    """Start a session as `open_context` starts a context; a session costs some seconds more.
-
-    Raises:
-        UsageError: Java is missing, or Spark does not start with that master.
-    """
-    with open_context(master, settings):
-        with _starting(master, settings):
-            session = SparkSession.builder.getOrCreate()
-        try:
-            yield session
-        finally:
-            with contextlib.suppress(Py4JError, OSError):  # its JVM may be gone, and the session with it
-                session.stop()
 
 
 @contextlib.contextmanager
