@@ -109,7 +109,7 @@ class OnExecutors:
     def seen(self):
         """Executors that live, what they keep, and the executors and tasks that Spark has noted."""
         alive = executors(self.process.pid)
-        events = [line for log in (self._folder / "events").iterdir() for line in log.read_text().splitlines()]
+        events = [line for log in self._logs() for line in log.read_text().splitlines()]
         kinds = ('"SparkListenerTask', '"SparkListenerExecutor')
         noted = [json.loads(line) for line in events if any(kind in line for kind in kinds)]
         shown = [
@@ -135,6 +135,17 @@ class OnExecutors:
         names = {path.name for path in files_below(self._folder / "local") if re.fullmatch(pattern, path.name)}
         return sorted(names - {name for pid in executors(self.process.pid) for name in _open_in(pid)})
 
+    def jobs(self):
+        """Return the number of jobs that Spark has noted; it notes one when it starts."""
+        return sum('"SparkListenerJobStart"' in line for log in self._logs() for line in log.read_text().splitlines())
+
+    def has_executors_for(self, job):
+        """Return whether Spark has started that many jobs before, then this one, and an executor lives."""
+        return self.jobs() > job and executors(self.process.pid) != []
+
+    def _logs(self):
+        return (self._folder / "events").iterdir()
+
     def end(self):
         """Wait for the end; return the exit code, what was printed, and what was said."""
         out, _ = self.process.communicate(timeout=LIMIT_S * patience())
@@ -142,7 +153,7 @@ class OnExecutors:
 
     def lost(self):
         """Return why Spark has lost tasks of the executors that were killed, by their numbers; it has lost them all."""
-        (log,) = (self._folder / "events").iterdir()
+        (log,) = self._logs()
         events = [json.loads(line) for line in log.read_text().splitlines()]
         removed = {event["Executor ID"] for event in events if event["Event"] == "SparkListenerExecutorRemoved"}
         assert self._killed, "the test shows nothing"
