@@ -11,7 +11,7 @@ from tests.support.depth import first_seed, scaled
 from penstock.backfill.spark import SparkEngine
 
 #: Drawn jobs of a nightly run, in this process and on Spark.
-HERE, THERE = 2_000, 75
+HERE, THERE = 2_500, 75
 
 
 @pytest.mark.timeout(3600)

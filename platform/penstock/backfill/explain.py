@@ -8,12 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.backfill.combining import why_not_combined
+from penstock.backfill.feeding import why_by_time
 from penstock.backfill.stages import is_splittable, parts_of
 from penstock.graph.explain import partitioner_text
 from penstock.graph.job_graph import KeyGroup
 
 if TYPE_CHECKING:
-    from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorSpec
+    from collections.abc import Sequence
+
+    from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex
 
 _KERNELS = "compiled kernels, over columns"
 _BY_ROW = "Python, row by row"
@@ -46,7 +49,7 @@ def explain(graph: JobGraph, *, parts: int, piece_rows: int, master: str | None)
             "tasks": _tasks(vertex, graph, parts, piece_rows),
             "runs": "in this process" if master is None else f"as a job of Spark ({master})",
             "inputs": [_input(edge, vertex, graph, numbers) for edge in graph.in_edges(vertex.id)],
-            "operators": [_operator(operator) for operator in vertex.operators],
+            "operators": _operators(vertex, graph.in_edges(vertex.id)),
         }
         for vertex in graph.vertices
     ]
@@ -60,7 +63,9 @@ def lines(stages: list[dict[str, Any]]) -> list[str]:
         found += [
             f"    from stage {given['stage']} {given['partitioned']}: {given['rows']}" for given in stage["inputs"]
         ]
-        found += [f"    {operator['name']}: {operator['processed']}" for operator in stage["operators"]]
+        for operator in stage["operators"]:
+            order = f", {operator['order']}" if "order" in operator else ""
+            found.append(f"    {operator['name']}: {operator['processed']}{order}")
     return found
 
 
@@ -84,5 +89,12 @@ def _input(edge: JobEdge, vertex: JobVertex, graph: JobGraph, numbers: dict[str,
     return {"stage": numbers[edge.source], "partitioned": partitioned, "rows": rows}
 
 
-def _operator(operator: OperatorSpec) -> dict[str, Any]:
-    return {"uid": operator.uid, "name": operator.name, "processed": PROCESSED[operator.kind]}
+def _operators(vertex: JobVertex, inputs: Sequence[JobEdge]) -> list[dict[str, Any]]:
+    found = [
+        {"uid": operator.uid, "name": operator.name, "processed": PROCESSED[operator.kind]}
+        for operator in vertex.operators
+    ]
+    why = why_by_time(vertex.operators, inputs)
+    if why != "":
+        found[0]["order"] = "key by key" if why is None else f"in order of time ({why})"
+    return found

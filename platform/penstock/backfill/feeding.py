@@ -14,7 +14,10 @@ from penstock.graph.job_graph import KeyGroup, OperatorSpec
 from penstock.kernels.keys.hashing import hash_columns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.backfill.stages import Stage
+    from penstock.graph.job_graph import JobEdge
 
 #: Kinds whose result does not depend on the order of the inputs within a batch.
 _JOINS = frozenset({"interval_join", "window_join", "window_rows_join", "temporal_join"})
@@ -49,6 +52,19 @@ class RowReceiver(Protocol):
         """Advance event time."""
 
 
+def why_by_time(operators: Sequence[OperatorSpec], inputs: Sequence[JobEdge]) -> str | None:
+    """Return why a process function gets its rows in order of time; None: it gets them key by key.
+
+    Empty: the first operator is not one. Key by key, what follows has to take rows in any order of keys.
+    """
+    if operators[0].kind not in {"process", "co_process"}:
+        return ""
+    if operators[0].kind == "co_process" or len({edge.schema for edge in inputs}) > 1:
+        return "it has two inputs"
+    needs_order = next((operator for operator in operators[1:] if operator.kind not in STATELESS), None)
+    return f"{needs_order.name} follows" if needs_order else None
+
+
 class Feeding:
     """Feeds the parts of one stage."""
 
@@ -61,9 +77,7 @@ class Feeding:
         self._behind = _BEHIND_OF_SESSIONS if any(map(_has_sessions, stage.vertex.operators)) else _BEHIND
         same = all(schema.equals(self._schemas[0]) for schema in self._schemas)
         self._one_stream = kind not in _TWO_INPUTS and same
-        behind = stage.vertex.operators[1:]
-        #: Whether keys may be processed one after the other: what follows takes rows in any order of keys.
-        self._by_key = kind == "process" and same and all(operator.kind in STATELESS for operator in behind)
+        self._by_key = why_by_time(stage.vertex.operators, stage.inputs) is None
 
     def batch_rows(self, usual: int) -> int:
         """Return how many rows the stage takes at a time."""

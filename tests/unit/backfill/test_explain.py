@@ -139,6 +139,27 @@ def test_why_rows_are_not_combined(tmp_path, aggregate, window, settings, why):
     assert line.endswith(f": {why}")
 
 
+@pytest.mark.parametrize(
+    ("then", "order"),
+    [
+        (lambda given: given, "key by key"),
+        (lambda given: given.filter(pl.col("amount") > 1), "key by key"),
+        (
+            lambda given: given.map_batches(lambda batch: batch, returns=Order),
+            "map_batches(<lambda>) follows",
+        ),
+    ],
+)
+def test_the_order_in_which_a_function_gets_its_rows(tmp_path, then, order):
+    env = ps.Environment(checkpoint_interval="1s")
+    strategy = ps.WatermarkStrategy.bounded_out_of_orderness("2s", timestamp="ts")
+    orders = env.from_source(DatagenSource(rows=10), watermarks=strategy, uid="orders")
+    then(orders.key_by("user_id").process(Echo()).uid("echo")).sink_to(FileSink(str(tmp_path / "out")), uid="out")
+    (line,) = [line for line in shown(env.job_graph("any")) if ": Python, row by row" in line]
+    shown_order = order if order == "key by key" else f"in order of time ({order})"
+    assert line.endswith(f"Python, row by row, {shown_order}")
+
+
 def test_the_command_runs_nothing_and_needs_no_target(tmp_path, monkeypatch, capsys):
     job = tmp_path / "job.py"
     job.write_text(
