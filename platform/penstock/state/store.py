@@ -26,7 +26,7 @@ from penstock.state.log.frozen import FrozenSource, FrozenTable
 from penstock.state.log.log_delta import LogDelta, log_delta
 from penstock.state.log.row_spec import TIMERS, RowSpec
 from penstock.state.log.segment_columns import DELETED, StateSpec
-from penstock.state.log.segment_file import SegmentFile
+from penstock.state.log.segment_file import AscendingReader, SegmentFile
 from penstock.state.log.segment_log import LogView, SegmentLog
 from penstock.state.log.segments import clip_of, merge_segments, read_visible, slices_of_keys
 from penstock.state.memory.budget import EvictionPolicy
@@ -337,7 +337,7 @@ class KeyedState:
         files = (SegmentFile(segment, request.read, limits) for segment in clipped)
         if migration is None and not isinstance(table, CollectionTable):
             for file in files:
-                for rows in read_visible(file, tombstones, within):
+                for rows in read_visible(AscendingReader(file), tombstones, within):
                     table.load(conform_table(rows, schema))
             return
         assert isinstance(table, CollectionTable | ValueTable)  # noqa: S101 - no other state has a migration

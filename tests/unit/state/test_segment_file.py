@@ -88,6 +88,16 @@ def test_a_merge_of_few_hashes_reads_a_row_group_once(small, monkeypatch):
     assert len(stored.asked) == 1 + 1
 
 
+def test_a_merge_in_many_pieces_reads_a_row_group_once(small, monkeypatch):
+    given(monkeypatch, merged_rows=4)
+    stored = Stored()
+    file = SegmentFile(stored.segment, stored.read, sizes())
+    merged = list(merge_segments([file], (), SCHEMA, within=HashRange(32, 51), keep_deleted=False))
+    assert [row for table in merged for row in table.column("total").to_pylist()] == list(range(32, 52))
+    assert len(merged) == 20 // 4, "pieces are counted by the rows of the range, not of the file"
+    assert len(stored.asked) == 1 + 3
+
+
 def test_what_is_far_apart_is_not_read_in_one(small, monkeypatch):
     stored = Stored()
     given(monkeypatch, run_bytes=1)

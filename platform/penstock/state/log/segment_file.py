@@ -12,6 +12,7 @@ import json
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -125,15 +126,31 @@ class SegmentFile:
         Raises:
             SnapshotDamagedError: the file is missing or damaged.
         """
-        for run in runs_of(self.within(wanted), self.limits.run_bytes):
-            data = self.fetch(run)
-            for group, table in zip(run, self.decode(run, data), strict=True):
-                inside = wanted.low <= group.low and group.high <= wanted.high
-                part = table if inside else rows_within(table, wanted)
-                if self._hashes is not None:
-                    part = part.filter(pa.array(np.isin(part.column(KEY_HASH).to_numpy(), self._hashes)))
-                if part.num_rows:
-                    yield part
+        for group, table in self.decoded(self.within(wanted)):
+            part = self.rows_in(group, table, wanted)
+            if part.num_rows:
+                yield part
+
+    def decoded(self, groups: Sequence[RowGroup]) -> Iterator[tuple[RowGroup, pa.Table]]:
+        """Yield row groups with all of their rows; raises SnapshotDamagedError."""
+        for run in runs_of(groups, self.limits.run_bytes):
+            yield from zip(run, self.decode(run, self.fetch(run)), strict=True)
+
+    def rows_in(self, group: RowGroup, table: pa.Table, wanted: HashRange) -> pa.Table:
+        """Return the rows of a decoded row group whose hash is wanted."""
+        inside = wanted.low <= group.low and group.high <= wanted.high
+        part = table if inside else rows_within(table, wanted)
+        if self._hashes is None:
+            return part
+        return part.filter(pa.array(np.isin(part.column(KEY_HASH).to_numpy(), self._hashes)))
+
+    def estimated_rows(self, wanted: HashRange) -> int:
+        """Return about how many rows are in a range, if those of a row group are spread evenly."""
+        found = 0.0
+        for group in self.within(wanted):
+            common = min(group.high, wanted.high) - max(group.low, wanted.low) + 1
+            found += group.rows * common / (group.high - group.low + 1)
+        return int(found)
 
     def fetch(self, run: Sequence[RowGroup]) -> bytes:
         """Return the verified bytes of neighbouring row groups; empty if the file is in memory."""
@@ -196,6 +213,28 @@ class SegmentFile:
             low, high = (stats.min, stats.max) if known else (HASH_MIN, HASH_MAX)
             groups.append(RowGroup(number, 0, 0, 0, low, high, about.num_rows))
         return groups
+
+
+class AscendingReader:
+    """Reads a segment range by range, in ascending order. Decodes a row group once that several ranges share."""
+
+    def __init__(self, file: SegmentFile) -> None:
+        """Read nothing yet."""
+        self.file = file
+        #: The last row group, if it has rows after the last range.
+        self._kept: tuple[RowGroup, pa.Table] | None = None
+
+    def tables(self, wanted: HashRange) -> Iterator[pa.Table]:
+        """Yield the rows of the next range; see `SegmentFile.tables`."""
+        near, kept = self.file.within(wanted), self._kept
+        self._kept = None
+        first = [kept] if kept is not None and near and near[0].number == kept[0].number else []
+        for group, table in chain(first, self.file.decoded(near[len(first) :])):
+            if group.high > wanted.high:
+                self._kept = (group, table)
+            part = self.file.rows_in(group, table, wanted)
+            if part.num_rows:
+                yield part
 
 
 def groups_of(segment: Segment, read: Callable[[FileRef], bytes]) -> list[RowGroup]:
