@@ -32,7 +32,7 @@ def test_a_backfill(tmp_path, monkeypatch, kind):
         code, _, said = program.end()
     assert code == 0, said[-2000:]
     assert program.jobs() == vertices
-    assert "ExecutorLostFailure" in set.union(*program.lost().values())
+    assert len(program.lost()) == vertices
     assert golden.staged(there) == golden.staged(here)
     assert positions(there) == positions(here)
     for uid, name in keyed(here):
