@@ -12,16 +12,15 @@ from dataclasses import dataclass
 
 from penstock.checkpoint.manifest_log import Manifest
 from penstock.core.errors import PenstockError
-from penstock.graph.execution_graph import PlanIds, plan
+from penstock.graph.execution_graph import PlanIds
 from penstock.graph.job_graph import JobGraph, required_slots
 from penstock.graph.restore_plan import assign_state
-from penstock.graph.task_deployment import encode_deployment
 from penstock.jobmanager.change.decisions import ChangeContext, ChangeDecision, KillPrepared, Note, PauseCompactions
 from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint, Checkpointing
-from penstock.jobmanager.deploy.deployment import Worker, start_timeout_ms
+from penstock.jobmanager.deploy.deployment import Worker, plan_tasks, start_timeout_ms
 from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.messages.commands import Command, LaunchWorker, SendToWorker
-from penstock.jobmanager.messages.placement import Slot, place
+from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc.messages import PauseCompaction, PrepareTasks, TasksPrepared, WorkerReady, WorkerReport
 
 #: Another round follows one that took longer than this, because as much has been written meanwhile.
@@ -113,32 +112,20 @@ class NextWorkers:
         self._checkpoint = None
         self.round += 1
         self._asked_ms, self._missing = now_ms, set(self.workers)
+        graph, ids = self._planned.graph, self._planned.ids
         try:
-            tasks = self._tasks(checkpoint)
+            restore = assign_state(graph, checkpoint.subtasks, checkpoint_id=checkpoint.checkpoint_id)
         except PenstockError as error:
             self.problem = self.problem or str(error)
             return []
-        ids = self._planned.ids
+        tasks = plan_tasks(graph, ids, self.workers.values(), restore).tasks
+        job_id, generation, number = ids.job_id, ids.generation, self.round
         return [
             SendToWorker(
-                worker_id,
-                PrepareTasks(
-                    job_id=ids.job_id, generation=ids.generation, round=self.round, tasks=tasks.get(worker_id, ())
-                ),
+                name, PrepareTasks(job_id=job_id, generation=generation, round=number, tasks=tasks.get(name, ()))
             )
-            for worker_id in self.workers
+            for name in self.workers
         ]
-
-    def _tasks(self, checkpoint: Manifest) -> dict[str, tuple[bytes, ...]]:
-        graph = self._planned.graph
-        placement = place(graph, list(self.workers))
-        restore = assign_state(graph, checkpoint.subtasks, checkpoint_id=checkpoint.checkpoint_id)
-        endpoints = {worker.worker_id: worker.endpoint for worker in self.workers.values()}
-        tasks: dict[str, tuple[bytes, ...]] = {}
-        for task in plan(graph, ids=self._planned.ids, placement=placement, endpoints=endpoints, restore=restore):
-            worker_id = placement[task.execution.vertex_id, task.execution.subtask]
-            tasks[worker_id] = (*tasks.get(worker_id, ()), encode_deployment(task))
-        return tasks
 
 
 class ChangePreparation:

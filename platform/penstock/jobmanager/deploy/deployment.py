@@ -449,27 +449,20 @@ class Deployment:
         return [SendToWorker(self._resolver, message)]
 
     def _deploy(self, recovered: Recovered) -> list[Command]:
-        placement = place(self.graph, list(self.workers))
-        endpoints = {worker.worker_id: worker.endpoint for worker in self.workers.values()}
-        tasks: dict[str, list[bytes]] = {}
-        for task in plan(self.graph, ids=self.ids, placement=placement, endpoints=endpoints, restore=recovered.restore):
-            where = (task.execution.vertex_id, task.execution.subtask)
-            execution = self.executions[where]
-            execution.worker_id, execution.state = placement[where], "SCHEDULED"
+        planned = plan_tasks(self.graph, self.ids, self.workers.values(), recovered.restore)
+        for where, execution in self.executions.items():
+            execution.worker_id, execution.state = planned.placement[where], "SCHEDULED"
             self._executions_by_worker.setdefault(execution.worker_id, []).append(execution)
-            tasks.setdefault(placement[where], []).append(encode_deployment(task))
         self.deployed = True
-        return self._send_peers(placement, endpoints) + [
-            SendToWorker(
-                worker_id,
-                DeployTasks(job_id=self.ids.job_id, generation=self.ids.generation, tasks=tuple(encoded)),
-            )
-            for worker_id, encoded in tasks.items()
+        job_id, generation = self.ids.job_id, self.ids.generation
+        return self._send_peers(planned) + [
+            SendToWorker(worker_id, DeployTasks(job_id=job_id, generation=generation, tasks=tasks))
+            for worker_id, tasks in planned.tasks.items()
         ]
 
-    def _send_peers(self, placement: Placement, endpoints: dict[str, str]) -> list[Command]:
+    def _send_peers(self, planned: PlannedTasks) -> list[Command]:
         """Send all workers the peer addresses: one message per TaskManager, because it is the same for all."""
-        table = peers_of(self.graph, self.ids.epoch, placement, endpoints)
+        table = peers_of(self.graph, self.ids.epoch, planned.placement, planned.endpoints)
         if table is None:
             return []
         message = DeployPeers(job_id=self.ids.job_id, table=encode_peers(table))
@@ -490,6 +483,32 @@ class Deployment:
             self._intervals[operator.uid] = spec.discovery_interval_ms
             self._discover_at[operator.uid] = now_ms + spec.discovery_interval_ms
         return [DiscoverSplits(operator.uid, self.ids.epoch, assigner.known, first_run=not resumed)]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTasks:
+    """The subtasks of a deployment, placed on its workers."""
+
+    placement: Placement
+    #: By worker: its network endpoint.
+    endpoints: dict[str, str]
+    #: By worker: its encoded `TaskDeployment`s, in topological order.
+    tasks: dict[str, tuple[bytes, ...]]
+
+
+def plan_tasks(graph: JobGraph, ids: PlanIds, workers: Iterable[Worker], restore: RestorePlan | None) -> PlannedTasks:
+    """Place the subtasks on the workers, in the order of the slots; all workers are ready.
+
+    Raises:
+        ValueError: there are fewer workers than slots (a bug of the caller).
+    """
+    endpoints = {worker.worker_id: worker.endpoint for worker in workers}
+    placement = place(graph, list(endpoints))
+    tasks: dict[str, list[bytes]] = {}
+    for task in plan(graph, ids=ids, placement=placement, endpoints=endpoints, restore=restore):
+        worker_id = placement[task.execution.vertex_id, task.execution.subtask]
+        tasks.setdefault(worker_id, []).append(encode_deployment(task))
+    return PlannedTasks(placement, endpoints, {worker_id: tuple(encoded) for worker_id, encoded in tasks.items()})
 
 
 def send_to_all(workers: Iterable[Worker], command: WorkerCommand) -> list[Command]:
