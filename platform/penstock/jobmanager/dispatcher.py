@@ -31,13 +31,13 @@ from penstock.jobmanager.jobs.job_driver import DriverHooks, DriverParts, JobDri
 from penstock.jobmanager.jobs.job_store import JobStore
 from penstock.jobmanager.jobs.known_jobs import (
     KnownJob,
+    Operations,
     find_job,
     job_of_token,
     jobs_named,
     refuse_running,
     suspended_job,
 )
-from penstock.jobmanager.jobs.operations import Operations
 from penstock.jobmanager.jobs.recorded_jobs import (
     DEFAULT_OPTIONS,
     SubmitOptions,
@@ -102,7 +102,7 @@ class Dispatcher:
         """Create an empty dispatcher; call `recover` before anything else."""
         self._parts = parts
         self._jobs: dict[str, KnownJob] = {}
-        self._operations = Operations()
+        self._operations = Operations(self._jobs)
         self._event_logs = EventLogs(parts.ha_store)
         self.queries, self.release_taskmanager = parts.taskmanagers.queries, parts.taskmanagers.release
         self._submitting = asyncio.Lock()
@@ -111,7 +111,6 @@ class Dispatcher:
         self.changes = ChangeRequests(
             ChangeParts(
                 jobs=self._jobs,
-                find=self._find,
                 operations=self._operations,
                 obtainable_slots=parts.taskmanagers.pool.obtainable,
                 drain=parts.taskmanagers.drain,
@@ -244,10 +243,10 @@ class Dispatcher:
             UsageError: `uri` is not writable, or the token belongs to another request.
         """
         found, request_id = self._find(job), token or self._parts.rand.token()
-        if self.changes.is_repeated(found, request_id, "stop"):
+        if self._operations.is_repeated(found, request_id, "stop"):
             return request_id
         place = await savepoint_target(found, uri, request_id, probe=True)
-        return self.changes.operate(found, request_id, StopRequested(request_id, place, drain, native))
+        return self._operations.post(found, request_id, StopRequested(request_id, place, drain, native))
 
     async def savepoint(self, job: str, uri: str = "", *, token: str = "", native: bool = False) -> str:
         """Take a savepoint; return a request id (the token, if one is given). Requests with the same token are one.
@@ -256,18 +255,18 @@ class Dispatcher:
             UsageError: `uri` is not writable, or the token belongs to another request.
         """
         found, request_id = self._find(job), token or self._parts.rand.token()
-        probe = not self.changes.is_repeated(found, request_id, "savepoint")
+        probe = not self._operations.is_repeated(found, request_id, "savepoint")
         place = await savepoint_target(found, uri, request_id, probe=probe)
-        return self.changes.operate(found, request_id, SavepointRequested(request_id, place, native))
+        return self._operations.post(found, request_id, SavepointRequested(request_id, place, native))
 
     async def trigger_checkpoint(self, job: str) -> str:
         """Take a checkpoint now; return a request id."""
         found, request_id = self._find(job), self._parts.rand.token()
-        return self.changes.operate(found, request_id, CheckpointRequested(request_id))
+        return self._operations.post(found, request_id, CheckpointRequested(request_id))
 
     def operation(self, request_id: str) -> OperationStatus:
         """Return the status of a stop, savepoint, checkpoint or rescale request."""
-        recorded_status = None if self._operations.known(request_id) else self.changes.recorded_status(request_id)
+        recorded_status = None if self._operations.known(request_id) else self._operations.recorded_status(request_id)
         return recorded_status or self._operations.status(request_id)
 
     async def wait_operation(self, request_id: str, timeout_ms: int) -> OperationStatus:

@@ -19,8 +19,7 @@ from penstock.graph.rescale import RescaleTo
 from penstock.jobmanager.change.vertex_scaling import Decision, RestartCost, Scaler, VertexMetrics
 from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.deploy.job_steps import Step
-from penstock.jobmanager.jobs.known_jobs import KnownJob
-from penstock.jobmanager.jobs.operations import Operations
+from penstock.jobmanager.jobs.known_jobs import KnownJob, Operations
 from penstock.jobmanager.master.job_master import JobMaster
 
 #: Interval between two samples of a job; workers send metrics once a second.

@@ -28,7 +28,7 @@ from penstock.core import failpoints
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError, UnansweredError, UsageError
 from penstock.core.rand import Rand
-from penstock.graph.job_graph import JobGraph, read_submitted, required_slots
+from penstock.graph.job_graph import JobGraph, encode_graph, read_submitted, required_slots
 from penstock.graph.rescale import RescaleTo, fitted, keeping_parallelism
 from penstock.jobmanager.change.upgrading import (
     UpgradeStage,
@@ -40,16 +40,13 @@ from penstock.jobmanager.change.upgrading import (
 from penstock.jobmanager.jobs import enumerators
 from penstock.jobmanager.jobs.autoscaler import Autoscaler
 from penstock.jobmanager.jobs.job_driver import JobDriver
-from penstock.jobmanager.jobs.known_jobs import KnownJob
-from penstock.jobmanager.jobs.operations import Operations, kind_of
-from penstock.jobmanager.jobs.recorded_jobs import changed_record
+from penstock.jobmanager.jobs.known_jobs import KnownJob, Operations, find_job
 from penstock.jobmanager.jobs.savepoint_folders import savepoint_target
 from penstock.jobmanager.messages.commands import OperationEnded, RecordChange
-from penstock.jobmanager.messages.events import Event, RescaleRequested, UpgradeJudged, UpgradeRequested
-from penstock.jobmanager.messages.views import OperationStatus, UpgradeView
+from penstock.jobmanager.messages.events import RescaleRequested, UpgradeJudged, UpgradeRequested
+from penstock.jobmanager.messages.views import UpgradeView
 
 _LOGGER = logging.getLogger(__name__)
-_STATUS = {"cut": "IN_PROGRESS", "trial": "IN_PROGRESS", "completed": "COMPLETED"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,6 @@ class ChangeParts:
     """The parts of the dispatcher that `ChangeRequests` uses."""
 
     jobs: dict[str, KnownJob]
-    find: Callable[[str], KnownJob]
     operations: Operations
     obtainable_slots: Callable[[int], int]
     #: See `TaskManagers.drain`.
@@ -87,7 +83,7 @@ class ChangeRequests:
 
     def scaling_log(self, job: str) -> dict[str, Any]:
         """Return the autoscaler's samples and decisions for a job; see `Autoscaler.document`."""
-        return self.autoscaler.document(self._parts.find(job))
+        return self.autoscaler.document(find_job(self._parts.jobs, job))
 
     def resume(self, record: JobRecord) -> None:
         """Register the unfinished upgrade of an earlier leader, so that clients can poll it here."""
@@ -100,7 +96,7 @@ class ChangeRequests:
         Raises:
             UsageError: the job is not running or cannot have that parallelism. Any other error fails the request.
         """
-        return self._begin_rescale(self._parts.find(job), to)
+        return self._begin_rescale(find_job(self._parts.jobs, job), to)
 
     def _begin_rescale(self, found: KnownJob, to: RescaleTo) -> str:
         parts, request_id = self._parts, to.token or self._parts.rand.token()
@@ -112,7 +108,7 @@ class ChangeRequests:
             if found.master is not None:
                 found.master.event_log.add(parts.clock.now_ms(), "rescale", f"refused: {error}")
             raise
-        self.operate(found, request_id, RescaleRequested(request_id, parts.rand.token(16), graph))
+        parts.operations.post(found, request_id, RescaleRequested(request_id, parts.rand.token(16), graph))
         return request_id
 
     def drain(self, taskmanager_id: str) -> None:
@@ -131,7 +127,7 @@ class ChangeRequests:
             if found.master is not None and found.master.may_rescale(parts.clock.now_ms()):
                 request_id = parts.rand.token()
                 moved = RescaleRequested(request_id, parts.rand.token(16), found.graph, parts.drained())
-                self.operate(found, request_id, moved)
+                parts.operations.post(found, request_id, moved)
 
     async def upgrade(self, job: str, graph: bytes, policy: UpgradePolicy, token: str = "") -> str:
         """Replace a running job by a new version; return a request id (the token, if one is given).
@@ -142,7 +138,7 @@ class ChangeRequests:
                 ConnectorError: a connector's validation failed.
         """
         parts = self._parts
-        found, request_id = parts.find(job), token or parts.rand.token()
+        found, request_id = find_job(parts.jobs, job), token or parts.rand.token()
         before = found.record.upgrade.token if found.record.upgrade is not None else ""
         if self._is_known(found, request_id, "upgrade", before):
             return request_id
@@ -156,7 +152,7 @@ class ChangeRequests:
             raise
         if not parts.operations.known(request_id):  # else a concurrent request with the same token was faster
             self._under_way[request_id] = policy.file, now_ms
-            self.operate(found, request_id, event)
+            parts.operations.post(found, request_id, event)
         return request_id
 
     async def _checked(self, found: KnownJob, graph: bytes, policy: UpgradePolicy, request_id: str) -> UpgradeRequested:
@@ -203,7 +199,7 @@ class ChangeRequests:
             UsageError: no version is on trial, or the final decision differs from the verdict.
             UnansweredError: the verdict was not recorded in time; the outcome is open.
         """
-        found = self._parts.find(job)
+        found = find_job(self._parts.jobs, job)
         upgrading = _upgrading(found)
         if (
             found.driver is None
@@ -227,81 +223,17 @@ class ChangeRequests:
 
     def view(self, job: str) -> UpgradeView | None:
         """Return the newest upgrade of a job, if there was one."""
-        found = self._parts.find(job)
+        found = find_job(self._parts.jobs, job)
         upgrading = _upgrading(found)
         record, refusal = found.record.upgrade if upgrading is None else upgrading.record, found.refusal
         if refusal is not None and (record is None or (record.ended and record.ended_ms <= refusal.at_ms)):
             return _refused_view(refusal)
         return None if record is None else _view(record, upgrading, found)
 
-    def operate(self, job: KnownJob, request_id: str, event: Event) -> str:
-        """Register a request and post its event to the job, once for all requests with that id; return the id."""
-        operations, kind = self._parts.operations, kind_of(event)
-        if self.is_repeated(job, request_id, kind):
-            return request_id
-        operations.begin(request_id, job.record.job_id, kind)
-        try:
-            job.post(event)
-        except PenstockError as error:
-            operations.end(OperationEnded(request_id, error=str(error)), job.record.job_id)
-        return request_id
-
-    def is_repeated(self, job: KnownJob, request_id: str, kind: str) -> bool:
-        """Return whether the request exists; a failed one may be repeated. Raises like `require_own`."""
-        known = self.require_own(job, request_id, kind)
-        return known is not None and known.status != "FAILED"
-
-    def require_own(self, job: KnownJob, request_id: str, kind: str) -> OperationStatus | None:
-        """Return the status of an earlier request with the same token; None if there was none.
-
-        A later run of the same name counts as the same job, so a repeated stop does not stop that run too.
-
-        Raises:
-            UsageError: the token belongs to another job's request or to a request of another kind.
-        """
-        operations, name = self._parts.operations, job.record.name
-        known = (
-            operations.status(request_id) if operations.known(request_id) else self.recorded_status(request_id, name)
-        )
-        owner = self._parts.jobs.get(known.job_id) if known is not None else None
-        if owner is not None and owner.record.name != name:
-            msg = f"token {request_id!r} is already used by a request of job {owner.record.name!r}"
-            raise UsageError(msg, hint=f"job {name!r} was not changed; use a new token for each request")
-        recorded = self.recorded_status(request_id, name) if known is not None and not known.kind else known
-        before = recorded.kind if recorded is not None else ""
-        if before not in {"", kind}:
-            msg = f"token {request_id!r} is already used by a {before} request; this is a {kind} request"
-            raise UsageError(msg, hint="the request was ignored; use a new token for each request")
-        return known
-
-    def recorded_status(self, request_id: str, name: str = "") -> OperationStatus | None:
-        """Return the status that an earlier leader recorded for a request; records of that job name take precedence."""
-        jobs = sorted(self._parts.jobs.values(), key=lambda job: job.record.name != name)
-        for record in (job.record for job in jobs):
-            if record.stop_token and record.stop_token == request_id:
-                return OperationStatus(
-                    request_id=request_id, job_id=record.job_id, status="COMPLETED", kind="stop", uri=record.stop_uri
-                )
-            if record.rescale_token and record.rescale_token == request_id:
-                return OperationStatus(request_id=request_id, job_id=record.job_id, status="COMPLETED", kind="rescale")
-            upgrade = record.upgrade
-            if upgrade is not None and upgrade.token == request_id:
-                status = "FAILED" if record.ended and not upgrade.ended else _STATUS.get(upgrade.phase, "FAILED")
-                error = "" if status != "FAILED" else upgrade.reason or f"the job is {record.ended}"
-                return OperationStatus(
-                    request_id=request_id,
-                    job_id=record.job_id,
-                    status=status,
-                    kind="upgrade",
-                    uri=upgrade.savepoint,
-                    error=error,
-                )
-        return None
-
     async def record_change(self, driver: JobDriver, command: RecordChange) -> None:
         """Write a step of a rescale or upgrade to the job record; with a new run, also later leaders run the job so."""
         job = self._parts.jobs[driver.record.job_id]
-        record = changed_record(job.record, command, self._parts.generation)
+        record = _changed_record(job.record, command, self._parts.generation)
         if command.upgrade is None:
             failpoints.hit("jobmanager.before_rescale_record", run=command.run_id)
         else:
@@ -324,8 +256,29 @@ class ChangeRequests:
         return held + self._parts.obtainable_slots(job.graph.settings.managed_memory_bytes or 0)
 
     def _is_known(self, job: KnownJob, request_id: str, kind: str, recorded: str) -> bool:
-        self.require_own(job, request_id, kind)
+        self._parts.operations.require_own(job, request_id, kind)
         return recorded == request_id or self._parts.operations.known(request_id)
+
+
+def _changed_record(record: JobRecord, command: RecordChange, generation: int) -> JobRecord:
+    """Return the job record with the state of a rescale or upgrade; with a graph in the command, as a new run."""
+    upgrade = command.upgrade
+    if upgrade is None:
+        token = command.request_id or record.rescale_token  # a user's: the scheduler's own changes have none
+        changed = msgspec.structs.replace(record, rescale_token=token, generation=generation)
+    else:
+        changed = msgspec.structs.replace(record, upgrade=upgrade, generation=generation)
+    if command.graph is None:
+        return changed
+    if not command.run_id:
+        return msgspec.structs.replace(changed, graph=encode_graph(command.graph))
+    allowed = upgrade.policy.allow_non_restored_state if upgrade is not None and command.trial is not None else ()
+    return msgspec.structs.replace(
+        changed,
+        run_id=command.run_id,
+        graph=encode_graph(command.graph),
+        options={"allow_non_restored_state": allowed} if allowed else {},
+    )
 
 
 def _upgrading(job: KnownJob) -> Upgrading | None:

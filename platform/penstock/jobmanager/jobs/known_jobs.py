@@ -1,19 +1,46 @@
-"""The jobs of a dispatcher, and the lookup by id, id prefix or name."""
+"""The jobs of a dispatcher, their lookup by id, id prefix or name, and the requests to them.
+
+Used by `jobmanager.dispatcher` and `jobs.change_requests`, also to wait for the end of a request.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from penstock.checkpoint.ha_records import DamagedRecord, JobRecord, UpgradeRefusal
 from penstock.config.settings import JobSettings
-from penstock.core.errors import JobIdentityError, NotFoundError, NotStartedError, UsageError
+from penstock.core.errors import JobIdentityError, NotFoundError, NotStartedError, PenstockError, UsageError
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.jobs.job_archive import JobArchive
 from penstock.jobmanager.jobs.job_driver import JobDriver
 from penstock.jobmanager.master.job_master import JobMaster
-from penstock.jobmanager.messages.events import Event
+from penstock.jobmanager.messages.commands import OperationEnded
+from penstock.jobmanager.messages.events import (
+    CheckpointRequested,
+    Event,
+    RescaleRequested,
+    SavepointRequested,
+    StopRequested,
+    UpgradeRequested,
+)
+from penstock.jobmanager.messages.views import OperationStatus
+
+_LIMIT = 1000
+#: By phase of a recorded upgrade; another one: FAILED.
+_UPGRADE_STATUS = {"cut": "IN_PROGRESS", "trial": "IN_PROGRESS", "completed": "COMPLETED"}
+_KINDS: dict[type[Event], str] = {
+    StopRequested: "stop",
+    SavepointRequested: "savepoint",
+    CheckpointRequested: "checkpoint",
+    RescaleRequested: "rescale",
+    UpgradeRequested: "upgrade",
+}
 
 
 @dataclass(slots=True)
@@ -128,3 +155,139 @@ def job_of_token(jobs: Iterable[KnownJob], token: str, name: str = "") -> str:
         msg = f"job {found.name!r} was already submitted with token {token!r}"
         raise UsageError(msg, hint=f"job {name!r} was not accepted; use a new token for each submission")
     return found.job_id if found is not None else ""
+
+
+def kind_of(event: Event) -> str:
+    """Return the kind of the request that an event carries."""
+    return _KINDS[type(event)]
+
+
+class Operations:
+    """The last thousand requests: registered once, posted to their job, and their status."""
+
+    def __init__(self, jobs: Mapping[str, KnownJob] | None = None) -> None:
+        """Start without requests to `jobs`, by id; None: requests are of no job."""
+        self._jobs = {} if jobs is None else jobs
+        self._statuses: dict[str, OperationStatus] = {}
+        self._ended: dict[str, asyncio.Event] = {}
+
+    def post(self, job: KnownJob, request_id: str, event: Event) -> str:
+        """Register a request and post its event to the job, once for all requests with that id; return the id."""
+        kind = kind_of(event)
+        if self.is_repeated(job, request_id, kind):
+            return request_id
+        self.begin(request_id, job.record.job_id, kind)
+        try:
+            job.post(event)
+        except PenstockError as error:
+            self.end(OperationEnded(request_id, error=str(error)), job.record.job_id)
+        return request_id
+
+    def is_repeated(self, job: KnownJob, request_id: str, kind: str) -> bool:
+        """Return whether the request exists; a failed one may be repeated. Raises like `require_own`."""
+        known = self.require_own(job, request_id, kind)
+        return known is not None and known.status != "FAILED"
+
+    def require_own(self, job: KnownJob, request_id: str, kind: str) -> OperationStatus | None:
+        """Return the status of an earlier request with the same token; None if there was none.
+
+        A later run of the same name counts as the same job, so a repeated stop does not stop that run too.
+
+        Raises:
+            UsageError: the token belongs to another job's request or to a request of another kind.
+        """
+        name = job.record.name
+        known = self.status(request_id) if self.known(request_id) else self.recorded_status(request_id, name)
+        owner = self._jobs.get(known.job_id) if known is not None else None
+        if owner is not None and owner.record.name != name:
+            msg = f"token {request_id!r} is already used by a request of job {owner.record.name!r}"
+            raise UsageError(msg, hint=f"job {name!r} was not changed; use a new token for each request")
+        recorded = self.recorded_status(request_id, name) if known is not None and not known.kind else known
+        before = recorded.kind if recorded is not None else ""
+        if before not in {"", kind}:
+            msg = f"token {request_id!r} is already used by a {before} request; this is a {kind} request"
+            raise UsageError(msg, hint="the request was ignored; use a new token for each request")
+        return known
+
+    def recorded_status(self, request_id: str, name: str = "") -> OperationStatus | None:
+        """Return the status that an earlier leader recorded for a request; records of that job name take precedence."""
+        jobs = sorted(self._jobs.values(), key=lambda job: job.record.name != name)
+        for record in (job.record for job in jobs):
+            if record.stop_token and record.stop_token == request_id:
+                return OperationStatus(
+                    request_id=request_id, job_id=record.job_id, status="COMPLETED", kind="stop", uri=record.stop_uri
+                )
+            if record.rescale_token and record.rescale_token == request_id:
+                return OperationStatus(request_id=request_id, job_id=record.job_id, status="COMPLETED", kind="rescale")
+            upgrade = record.upgrade
+            if upgrade is not None and upgrade.token == request_id:
+                status = (
+                    "FAILED" if record.ended and not upgrade.ended else _UPGRADE_STATUS.get(upgrade.phase, "FAILED")
+                )
+                error = "" if status != "FAILED" else upgrade.reason or f"the job is {record.ended}"
+                return OperationStatus(
+                    request_id=request_id,
+                    job_id=record.job_id,
+                    status=status,
+                    kind="upgrade",
+                    uri=upgrade.savepoint,
+                    error=error,
+                )
+        return None
+
+    def begin(self, request_id: str, job_id: str, kind: str = "") -> None:
+        """Register an accepted request; `kind` as returned by `kind_of`."""
+        self._statuses[request_id] = OperationStatus(
+            request_id=request_id, job_id=job_id, status="IN_PROGRESS", kind=kind
+        )
+        self._ended[request_id] = asyncio.Event()
+        while len(self._statuses) > _LIMIT:
+            oldest = next(iter(self._statuses))
+            del self._statuses[oldest], self._ended[oldest]
+
+    def known(self, request_id: str) -> bool:
+        """Return whether this leader knows the request."""
+        return request_id in self._statuses
+
+    def end(self, ended: OperationEnded, job_id: str) -> None:
+        """Record the end of a request, which an earlier leader may have accepted."""
+        if ended.request_id not in self._statuses:
+            self.begin(ended.request_id, job_id, ended.kind)
+        status = self._statuses[ended.request_id]
+        self._statuses[ended.request_id] = msgspec.structs.replace(
+            status,
+            status="FAILED" if ended.error else "COMPLETED",
+            uri=ended.uri,
+            checkpoint_id=ended.checkpoint_id,
+            error=ended.error,
+            error_class=ended.error_class,
+        )
+        self._ended[ended.request_id].set()
+
+    def end_all(self, job_id: str, reason: str) -> None:
+        """Fail all requests of a job that are in progress: it has ended."""
+        for request_id, status in list(self._statuses.items()):
+            if status.job_id == job_id and status.status == "IN_PROGRESS":
+                self.end(OperationEnded(request_id, error=reason), job_id)
+
+    def forget(self, job_id: str) -> None:
+        """Drop the requests of a job that are in progress, so that their clients repeat them."""
+        for request_id, status in list(self._statuses.items()):
+            if status.job_id == job_id and status.status == "IN_PROGRESS":
+                del self._statuses[request_id]
+                self._ended.pop(request_id).set()
+
+    def status(self, request_id: str) -> OperationStatus:
+        """Return the status of a request; raises NotFoundError."""
+        found = self._statuses.get(request_id)
+        if found is None:
+            msg = f"no request {request_id!r}"
+            raise NotFoundError(msg, hint="a restarted JobManager does not know earlier requests")
+        return found
+
+    async def wait(self, request_id: str, timeout_ms: int) -> OperationStatus:
+        """Wait until the request has ended or the timeout expires; return its status."""
+        self.status(request_id)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended[request_id].wait(), timeout_ms / 1000)
+        return self.status(request_id)

@@ -22,7 +22,7 @@ from penstock.checkpoint.store import ObjectStore
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
 from penstock.jobmanager.jobs.job_store import StartOptions
-from penstock.jobmanager.messages.commands import OperationEnded, RecordChange
+from penstock.jobmanager.messages.commands import OperationEnded
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,27 +112,6 @@ def submitted_record(
         graph=encode_graph(graph),
         options={k: v for k, v in msgspec.to_builtins(options).items() if k != "token"},
         generation=generation,
-    )
-
-
-def changed_record(record: JobRecord, command: RecordChange, generation: int) -> JobRecord:
-    """Return the job record with the state of a rescale or upgrade; with a graph in the command, as a new run."""
-    upgrade = command.upgrade
-    if upgrade is None:
-        token = command.request_id or record.rescale_token  # a user's: the scheduler's own changes have none
-        changed = msgspec.structs.replace(record, rescale_token=token, generation=generation)
-    else:
-        changed = msgspec.structs.replace(record, upgrade=upgrade, generation=generation)
-    if command.graph is None:
-        return changed
-    if not command.run_id:
-        return msgspec.structs.replace(changed, graph=encode_graph(command.graph))
-    allowed = upgrade.policy.allow_non_restored_state if upgrade is not None and command.trial is not None else ()
-    return msgspec.structs.replace(
-        changed,
-        run_id=command.run_id,
-        graph=encode_graph(command.graph),
-        options={"allow_non_restored_state": allowed} if allowed else {},
     )
 
 

@@ -21,8 +21,7 @@ from penstock.core.rand import Rand
 from penstock.core.snapshot import FileRef
 from penstock.core.structs import prepare
 from penstock.jobmanager.cluster.daemon_thread_pool import DaemonThreadPool
-from penstock.jobmanager.jobs.known_jobs import KnownJob
-from penstock.jobmanager.jobs.operations import Operations
+from penstock.jobmanager.jobs.known_jobs import KnownJob, Operations
 from penstock.jobmanager.messages.commands import OperationEnded
 from penstock.jobmanager.messages.views import OperationStatus
 

@@ -178,7 +178,7 @@ class OperationEnded:
     error: str = ""
     #: Name of the error's class, where clients distinguish errors by it.
     error_class: str = ""
-    #: The kind as in `operations.kind_of`, if an earlier leader may have accepted the request.
+    #: The kind as in `known_jobs.kind_of`, if an earlier leader may have accepted the request.
     kind: str = ""
 
 

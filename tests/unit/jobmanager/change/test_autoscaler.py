@@ -13,7 +13,7 @@ from penstock.jobmanager.change.vertex_scaling import RestartCost
 from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.jobs.autoscaler import Autoscaler
-from penstock.jobmanager.jobs.operations import Operations
+from penstock.jobmanager.jobs.known_jobs import Operations
 from penstock.jobmanager.master.worker_reports import OngoingCall
 
 SETTINGS = AutoscalerSettings(
