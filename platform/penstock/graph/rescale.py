@@ -39,6 +39,11 @@ class RescaleTo:
         return fitted(rescaled(graph, self.parallelism, vertices), slots)
 
 
+def described(graph: JobGraph) -> str:
+    """Return the parallelism of all vertices in one line."""
+    return ", ".join(f"{vertex.name} x{vertex.parallelism}" for vertex in graph.vertices)
+
+
 def is_adaptive(graph: JobGraph) -> bool:
     """Return whether the job's parallelism follows the slots."""
     return graph.settings.adaptive_scheduler.enabled

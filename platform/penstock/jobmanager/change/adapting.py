@@ -12,7 +12,7 @@ from penstock.config.settings import AdaptiveSchedulerSettings
 from penstock.core.errors import PenstockError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph
-from penstock.graph.rescale import declared_slots, is_adaptive, least_slots, limited, reachable_parallelism
+from penstock.graph.rescale import declared_slots, described, is_adaptive, least_slots, limited, reachable_parallelism
 from penstock.jobmanager.change.adaptive_scheduler import (
     AdaptiveScheduler,
     RescaleUp,
@@ -22,7 +22,6 @@ from penstock.jobmanager.change.adaptive_scheduler import (
     WaitUntil,
 )
 from penstock.jobmanager.change.decisions import ChangeContext, ChangeDecision, Note, PostponeStart
-from penstock.jobmanager.change.rescaling import described
 from penstock.jobmanager.deploy.job_log import plan_restore
 from penstock.jobmanager.messages.commands import DeclareSlots, ReadLog
 from penstock.jobmanager.messages.events import LogFailed, LogRead, RescaleRequested

@@ -1,25 +1,222 @@
 """Changes a job: rescale or upgrade, one at a time; pure.
 
-A member of `jobmanager.master.job_master`, which executes the returned steps. `Rescaling` and `Upgrading` take the same
-way: they request a checkpoint, stop the job with the record of its new definition, and let it switch to that.
-`Adapting` requests rescales as slots come and go.
+`JobChange` is a member of `jobmanager.master.job_master`, which executes the returned steps. `Rescaling` is one rescale
+of a running job, from the request to the first start with the new parallelism; with unchanged parallelism it moves the
+job away from TaskManagers that end (`RescaleRequested.leaves`). `upgrading` takes the same way, and `adapting` requests
+rescales as slots come and go.
+
+The order is fixed: slots granted -> (much state: the next workers have loaded a checkpoint) -> a checkpoint is in the
+log -> its state fits -> the workers are killed, the new run is sealed in the log and recorded -> the workers have
+exited -> deploy. A failure before the kill leaves the job unchanged. Once the change is recorded, any leader completes
+it.
 """
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from penstock.checkpoint.ha_records import UpgradeRecord
+from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.recovery import RecoveryPlan
+from penstock.core.errors import PenstockError
+from penstock.graph.job_graph import JobGraph, required_slots
+from penstock.graph.rescale import described
+from penstock.graph.restore_plan import assign_state
 from penstock.jobmanager.change.adapting import Adapting
-from penstock.jobmanager.change.decisions import ChangeContext, ChangeDecision
-from penstock.jobmanager.change.next_workers import ChangePreparation
-from penstock.jobmanager.change.rescaling import RescalePhase, Rescaling
+from penstock.jobmanager.change.decisions import AdoptDefinition, ChangeContext, ChangeDecision, Note, StopForChange
+from penstock.jobmanager.change.next_workers import ChangePreparation, NextDeployment
 from penstock.jobmanager.change.upgrading import Upgrading
 from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
+from penstock.jobmanager.deploy.job_log import JobIdentity
+from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.messages import events as ev
+from penstock.jobmanager.messages.commands import OperationEnded, RecordChange, ReleaseSlots, RequestSlots
+from penstock.jobmanager.messages.placement import Slot
+
+_LATER = "ask again when it has ended"
+_REMOVE = "remove the cause, then ask again"
+
+
+class RescalePhase(enum.Enum):
+    """The step that a rescale waits for."""
+
+    SLOTS = "slots"
+    #: The next workers load the state of a checkpoint.
+    PREPARE = "prepare"
+    CHECKPOINT = "checkpoint"
+    RECORD = "record"
+    START = "start"
+
+
+@dataclass(slots=True)
+class _Rescale:
+    request: ev.RescaleRequested
+    phase: RescalePhase
+    #: Slots in addition to those the job holds.
+    extra: tuple[Slot, ...] = ()
+
+    @property
+    def checkpoint_request(self) -> str:
+        """The id of the request for its checkpoint."""
+        return f"rescale-{self.request.request_id or self.request.run_id}"
+
+    def ended(self, error: str = "") -> list[ChangeDecision]:
+        """Answer the request."""
+        return [OperationEnded(self.request.request_id, error=error)] if self.request.request_id else []
+
+
+class Rescaling:
+    """The rescale in progress, if any."""
+
+    def __init__(self, preparation: ChangePreparation) -> None:
+        """Start without a rescale."""
+        self._current: _Rescale | None = None
+        self._preparation = preparation
+        #: Whether the last refusal was caused by a temporary obstacle.
+        self.retry_soon = False
+
+    @property
+    def phase(self) -> RescalePhase | None:
+        """The step that the rescale waits for; None without a rescale."""
+        return self._current.phase if self._current is not None else None
+
+    def requested(self, request: ev.RescaleRequested, job: ChangeContext, obstacle: str) -> list[ChangeDecision]:
+        """Start a rescale or refuse it; `obstacle` is a reason against it."""
+        current, asked = self._current, _Rescale(request, RescalePhase.SLOTS)
+        away = f", away from {', '.join(request.leaves)}" if request.leaves else ""
+        note = Note("rescale", f"requested: {described(request.graph)}{away}")
+        if current is not None and current.request.request_id == request.request_id:
+            return [note]
+        if current is not None:
+            obstacle = "another rescale of the job is under way"
+        elif not obstacle and request.graph.vertices == job.graph.vertices and _kept(job, request) == len(job.held):
+            return [note, *asked.ended()]
+        if obstacle:
+            self.retry_soon = True
+            text = _with_hint(obstacle, _LATER)
+            return [note, Note("rescale", f"refused: {text}"), *asked.ended(text)]
+        self._current = asked
+        missing = required_slots(request.graph) - _kept(job, request)
+        return [note, RequestSlots(missing, wait=False)] if missing > 0 else [note, *self._begin(job)]
+
+    def restarted(self, request: ev.RescaleRequested) -> list[ChangeDecision]:
+        """Let a job that does not run start with another parallelism; the caller has checked that its state fits.
+
+        A rescale that was to start meanwhile has failed.
+        """
+        decided = self.abandon("there are fewer slots than it needs")
+        self._current = _Rescale(request, RescalePhase.RECORD)
+        record = RecordChange(request.request_id, request.run_id, request.graph)
+        return [*decided, StopForChange("the job starts with another parallelism", record)]
+
+    def slots_refused(self, reason: str) -> list[ChangeDecision]:
+        """Abandon the rescale: slots are missing."""
+        return self.abandon(_with_hint(f"no slots: {reason}", "start another TaskManager, or ask for less"))
+
+    def slots_granted(self, slots: Sequence[Slot], job: ChangeContext) -> list[ChangeDecision]:
+        """Keep the granted slots, and request the checkpoint once there are enough."""
+        current = self._waiting_for(RescalePhase.SLOTS)
+        current.extra += tuple(slots)
+        enough = _kept(job, current.request) + len(current.extra) >= required_slots(current.request.graph)
+        return self._begin(job) if enough else []
+
+    def _begin(self, job: ChangeContext) -> list[ChangeDecision]:
+        """Start the next workers if their state is large, else request the checkpoint."""
+        current = self._waiting_for(RescalePhase.SLOTS)
+        request = current.request
+        ids = job.identity.of_run(request.run_id).plan_ids(job.next_attempt)
+        slots = sorted((*job.held, *current.extra), key=lambda slot: slot.taskmanager_id in request.leaves)
+        planned = NextDeployment(request.graph, ids, slots)
+        if started := self._preparation.begin("rescale", current.checkpoint_request, planned, job):
+            current.phase = RescalePhase.PREPARE
+            return started
+        return self._request_checkpoint(current, job)
+
+    def _request_checkpoint(self, current: _Rescale, job: ChangeContext) -> list[ChangeDecision]:
+        current.phase = RescalePhase.CHECKPOINT
+        return [*job.checkpointing.request_for_change(current.checkpoint_request, job.now_ms)]
+
+    def decide(self, job: ChangeContext) -> list[ChangeDecision]:
+        """Continue once the next workers have loaded their state, or cannot."""
+        current = self._current
+        if current is None or current.phase is not RescalePhase.PREPARE:
+            return []
+        decided, ready = self._preparation.decide(job)
+        return [*decided, *self._request_checkpoint(current, job)] if ready else decided
+
+    def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeDecision]:
+        """Stop the job for the change if the state fits; ignore the result of another request."""
+        current = self._current
+        if current is None or result.request_id != current.checkpoint_request:
+            return []
+        passing = job.checkpointing.busy or ("" if job.step is Step.RUNNING else "the job is no longer running")
+        self.retry_soon = bool(passing)
+        if result.checkpoint is None:
+            return self.abandon(_with_hint(result.error, _REMOVE))
+        if passing:
+            return self.abandon(_with_hint(passing, _LATER))
+        request = current.request
+        if reason := _state_mismatch(request.graph, result.checkpoint):
+            return self.abandon(reason)
+        current.phase = RescalePhase.RECORD
+        note = Note("rescale", f"from checkpoint {result.checkpoint.checkpoint_id}: {described(request.graph)}")
+        record = RecordChange(request.request_id, request.run_id, request.graph)
+        return [note, StopForChange("the job is being rescaled", record)]
+
+    def recorded(self, identity: JobIdentity) -> list[ChangeDecision]:
+        """Switch to the new run, with the additional slots."""
+        current = self._waiting_for(RescalePhase.RECORD)
+        current.phase = RescalePhase.START
+        own = identity.of_run(current.request.run_id)
+        extra, current.extra = current.extra, ()
+        workers = self._preparation.take()
+        return [AdoptDefinition(current.request.graph, own, extra, current.request.leaves, workers)]
+
+    def not_recorded(self, reason: str) -> list[ChangeDecision]:
+        """Abandon the rescale: its new run could not be recorded."""
+        return self.abandon(_with_hint(f"it could not be recorded: {reason}", _REMOVE))
+
+    def abandon(self, reason: str) -> list[ChangeDecision]:
+        """Abandon the rescale: release its slots and fail the request."""
+        current, self._current = self._current, None
+        if current is None:
+            return []
+        release = self._preparation.give_up()
+        if current.extra:
+            release.append(ReleaseSlots(current.extra))
+        if current.phase is RescalePhase.SLOTS:
+            release.append(RequestSlots(0, wait=False))  # no rescale waits for the answer
+        return [Note("rescale", f"abandoned: {reason}"), *release, *current.ended(reason)]
+
+    def halted(self, reason: str) -> list[ChangeDecision]:
+        """Abandon the rescale if the deployment ended before the checkpoint was complete."""
+        early = self.phase in (RescalePhase.SLOTS, RescalePhase.PREPARE, RescalePhase.CHECKPOINT)
+        return self.abandon(reason) if early else []
+
+    def taskmanager_lost(self, taskmanager_id: str) -> list[ChangeDecision]:
+        """Drop the slots of a lost TaskManager that were kept for the rescale."""
+        current = self._current
+        if current is None or not any(s.taskmanager_id == taskmanager_id for s in current.extra):
+            return []
+        current.extra = tuple(s for s in current.extra if s.taskmanager_id != taskmanager_id)
+        return self.halted(f"TaskManager {taskmanager_id} with slots for the rescale is lost")
+
+    def running(self) -> list[ChangeDecision]:
+        """Complete the rescale if the job now runs with the new parallelism."""
+        if self.phase is not RescalePhase.START:
+            return []
+        current, self._current = self._waiting_for(RescalePhase.START), None
+        return current.ended()
+
+    def _waiting_for(self, phase: RescalePhase) -> _Rescale:
+        assert self._current is not None and self._current.phase is phase  # noqa: S101, PT018 - the callers see to it
+        return self._current
 
 
 class JobChange:
-    """The rescale or upgrade of a job that is in progress, if any."""
+    """The rescale or upgrade of a job that is in progress, if any: each event goes to the change that waits for it."""
 
     def __init__(self, upgrade: UpgradeRecord | None, adapting: Adapting) -> None:
         """Continue the upgrade that an earlier leader recorded."""
@@ -120,3 +317,22 @@ class JobChange:
         for manifest in plan.history:
             self.upgrading.checkpointed(manifest)
         return self.upgrading.log_read(plan.trial, job, finishing=plan.finishing)
+
+
+def _kept(job: ChangeContext, request: ev.RescaleRequested) -> int:
+    """Return how many of the held slots the new run may use."""
+    return sum(slot.taskmanager_id not in request.leaves for slot in job.held)
+
+
+def _with_hint(reason: str, hint: str) -> str:
+    """Return the reason with a way out, unless it names one."""
+    return reason if reason.endswith(")") else f"{reason} ({hint})"
+
+
+def _state_mismatch(graph: JobGraph, manifest: Manifest) -> str:
+    """Return why a checkpoint's state cannot be assigned to the new subtasks, or an empty string."""
+    try:
+        assign_state(graph, manifest.subtasks, checkpoint_id=manifest.checkpoint_id)
+    except PenstockError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
