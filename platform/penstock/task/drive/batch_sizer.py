@@ -2,7 +2,7 @@
 
 A batch of a full buffer has tens of thousands of rows: as Python objects they exceed the CPU cache, and all other work
 of the thread (mails, flushes, the other subtasks) waits until the last row is done. So such chains receive batches of
-at most `MOST_ROWS`, and of fewer if a row takes long. Kept by `task.drive.subtask`.
+at most `MOST_ROWS`, and of fewer if a row takes long. Made by `task.drive.subtask`, only for such chains.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.core.elements import Batch
-from penstock.operators.sources.source_operator import POLL_ROWS
-from penstock.task.drive.source_polling import PollSizer, is_columnar
 
 if TYPE_CHECKING:
     from penstock.core.clock import Clock
@@ -50,16 +48,10 @@ _KINDS_BEFORE = frozenset({"source", "project"})
 class BatchSizer:
     """Feeds the head of a chain; at most one batch waits."""
 
-    def __init__(self, chain: Chain, operators: Sequence[OperatorSpec], clock: Clock) -> None:
-        """Make a sizer; chains without row functions receive whole batches."""
+    def __init__(self, chain: Chain, clock: Clock) -> None:
+        """Make a sizer for a chain with row functions (`feeds_rows`)."""
         self._chain = chain
         self._clock = clock
-        kinds = [operator.kind for operator in operators]
-        self._splits = feeds_rows(operators)
-        #: Chooses the rows requested from a source; None: the source chooses.
-        self._poll_sizer: BatchSizer | PollSizer | None = (
-            self if self._splits else PollSizer() if is_columnar(kinds) else None
-        )
         self._rest: Batch | None = None
         self._input_index = 0
         #: Rows of the next part.
@@ -81,11 +73,8 @@ class BatchSizer:
 
     def feed(self, batch: Batch, input_index: int) -> None:
         """Feed a batch, or its first part."""
-        if self._splits:
-            self._rest, self._input_index = batch, input_index
-            self.feed_next()
-        else:
-            self._chain.batch(batch, input_index)
+        self._rest, self._input_index = batch, input_index
+        self.feed_next()
 
     def feed_next(self) -> None:
         """Feed the next part of the batch."""
@@ -101,23 +90,8 @@ class BatchSizer:
         self._chain.batch(part, self._input_index)
         self.measured(part.num_rows, self._clock.monotonic_ms() - begun)
 
-    def poll(self, room: int | None = None) -> bool:
-        """Let the source at the head emit a batch; return whether it did.
-
-        `room`: the rows that fit into the windows of receivers, if these bound the rows in flight.
-        """
-        sizer, link = self._poll_sizer, self._chain.links[0]
-        rows = POLL_ROWS if sizer is None else sizer.rows
-        link.source.poll_rows = rows if room is None else min(rows, room)
-        if sizer is None:
-            return self._chain.poll(backpressured=False)
-        before, begun = link.records_out, self._clock.monotonic_ms()
-        emitted = self._chain.poll(backpressured=False)
-        sizer.measured(link.records_out - before, self._clock.monotonic_ms() - begun)
-        return emitted
-
     def measured(self, rows: int, measured: float) -> None:
-        """Adapt the size to the time of a part.
+        """Adapt the size to the time of a part, or of a poll of a source.
 
         The time may be a fixed cost per part (a slow sink, a poll): then fewer rows only increase the cost of each.
         """

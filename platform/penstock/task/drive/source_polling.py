@@ -1,17 +1,33 @@
-"""When a source is polled, and for how many rows: `SourcePacing` and `PollSizer`.
+"""When a source is polled, and for how many rows: `SourcePacing`, `PollSizer` and `poll`.
 
-Kept by `task.drive.subtask` and `task.drive.batch_sizer` for a source at the head of its chain.
+Used by `task.drive.subtask` for a source at the head of its chain.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.operators.sources.source_operator import POLL_ROWS
+
+if TYPE_CHECKING:
+    from penstock.core.clock import Clock
+    from penstock.task.chain.chain import Chain
 
 #: Target time of a batch.
 TARGET_MS = 4.0
 #: At this maximum a column takes a megabyte, so several fit in a cache.
 LEAST_ROWS, MOST_ROWS = 65_536, 131_072
+
+
+class RowLimit(Protocol):
+    """Chooses the rows of the next poll by the time of earlier ones."""
+
+    rows: int
+
+    def measured(self, rows: int, ms: float) -> None:
+        """Adapt to a poll."""
 
 
 class PollSizer:
@@ -34,6 +50,23 @@ class PollSizer:
 def is_columnar(kinds: Sequence[str]) -> bool:
     """Return whether only operations on columns, a sink or an edge follow a source: none splits, keeps or waits."""
     return kinds[0] == "source" and set(kinds[1:]) <= {"project", "sink"}
+
+
+def poll(chain: Chain, limit: RowLimit | None, clock: Clock, room: int | None = None) -> bool:
+    """Let the source at the head emit a batch; return whether it did.
+
+    `limit` chooses the number of rows; None: the source does. `room`: the rows that fit into the windows of receivers,
+    if these bound the rows in flight.
+    """
+    link = chain.links[0]
+    rows = POLL_ROWS if limit is None else limit.rows
+    link.source.poll_rows = rows if room is None else min(rows, room)
+    if limit is None:
+        return chain.poll(backpressured=False)
+    before, begun = link.records_out, clock.monotonic_ms()
+    emitted = chain.poll(backpressured=False)
+    limit.measured(link.records_out - before, clock.monotonic_ms() - begun)
+    return emitted
 
 
 #: A source without rows is polled again after this time, which doubles after each poll without rows up to a limit:

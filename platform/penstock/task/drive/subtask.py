@@ -45,8 +45,8 @@ from penstock.task.checkpoint.restore import (
     restored_watermark,
 )
 from penstock.task.checkpoint.snapshot_pipeline import SnapshotPipeline, SnapshotServices, SubtaskCheckpoint
-from penstock.task.drive.batch_sizer import BatchSizer
-from penstock.task.drive.source_polling import SourcePacing
+from penstock.task.drive.batch_sizer import BatchSizer, feeds_rows
+from penstock.task.drive.source_polling import PollSizer, RowLimit, SourcePacing, is_columnar, poll
 from penstock.task.drive.subtask_metrics import BACK_PRESSURED, BUSY, IDLE, SubtaskMetrics
 from penstock.task.drive.waiting_rows import WaitingRows
 
@@ -90,7 +90,11 @@ class Subtask:
         self._gate = environment.network.create_gate(deployment, wake, services.network)
         self._outputs = list(environment.network.create_outputs(deployment, wake))
         self._chain = build_chain(deployment, environment, self._outputs)
-        self._batch_sizer = BatchSizer(self._chain, deployment.operators, self._clock)
+        operators = deployment.operators
+        #: Cuts batches before row functions; None: the chain takes whole batches.
+        self._batch_sizer = BatchSizer(self._chain, self._clock) if feeds_rows(operators) else None
+        columnar = is_columnar([operator.kind for operator in operators])
+        self._poll_limit: RowLimit | None = self._batch_sizer or (PollSizer() if columnar else None)
         aligned = deployment.settings.checkpoint_mode == "exactly-once"
         self._barriers = Barriers(self._gate, self._chain, self._clock, self.reports, aligned=aligned)
         #: Whether rows after a barrier could come without bound while the sink is at its limit.
@@ -290,7 +294,7 @@ class Subtask:
             self._chain.process_time(wall)
         if self._gate is None:
             return self._poll_source(now)
-        if self._batch_sizer.waiting:
+        if self._batch_sizer is not None and self._batch_sizer.waiting:
             self.metrics.enter(BUSY)
             self._batch_sizer.feed_next()
             return StepResult.BUSY
@@ -313,7 +317,7 @@ class Subtask:
             return False
         input_index, rows = fetched
         self.metrics.enter(BUSY)
-        self._batch_sizer.feed(rows, input_index)
+        self._feed(rows, input_index)
         return True
 
     def _next_element(self, gate: InputGate) -> tuple[int, StreamElement] | None:
@@ -353,7 +357,7 @@ class Subtask:
         self.metrics.enter(BUSY)
         before = link.records_out
         room = min((rows for output in self._outputs if (rows := output.room_rows) is not None), default=None)
-        if self._batch_sizer.poll(room) or source.finished:
+        if poll(self._chain, self._poll_limit, self._clock, room) or source.finished:
             self._pacing.record_rows(now, link.records_out - before, drained=source.drained)
             return StepResult.BUSY
         self._pacing.record_empty_poll(now)
@@ -363,7 +367,10 @@ class Subtask:
         assert self._gate is not None  # noqa: S101 - elements come from a gate
         match element:
             case Batch():
-                self._feed(element, self._gate.input_index_of(channel))
+                input_index = self._gate.input_index_of(channel)
+                rows = element if self._waiting is None else self._waiting.split(element, input_index)
+                if rows is not None:
+                    self._feed(rows, input_index)
             case Watermark():
                 self._advance(self._watermarks.update(channel, element.timestamp))
             case WatermarkStatus():
@@ -377,9 +384,10 @@ class Subtask:
                 if self._barriers.alignment.all_ended and not self._input_ended:
                     self._end_input()
 
-    def _feed(self, batch: Batch, input_index: int) -> None:
-        rows = batch if self._waiting is None else self._waiting.split(batch, input_index)
-        if rows is not None:
+    def _feed(self, rows: Batch, input_index: int) -> None:
+        if self._batch_sizer is None:
+            self._chain.batch(rows, input_index)
+        else:
             self._batch_sizer.feed(rows, input_index)
 
     def _advance(self, watermark: int | None) -> None:
@@ -433,8 +441,9 @@ class Subtask:
     @property
     def _unprocessed(self) -> tuple[tuple[int, Batch], ...]:
         """The rows that were read but not processed, each batch with its input; those of one key in their order."""
+        unfed = () if self._batch_sizer is None else self._batch_sizer.unfed
         waiting = () if self._waiting is None else self._waiting.batches
-        return (*self._batch_sizer.unfed, *waiting)
+        return (*unfed, *waiting)
 
     def _take_snapshot(self, barrier: Barrier, aligned: Aligned, overtaken: OvertakenRows | None = None) -> None:
         """Freeze, send the barrier on, pass the rest to the pipeline."""

@@ -9,6 +9,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.elements import Batch
 from penstock.graph.job_graph import OperatorSpec
 from penstock.task.drive.batch_sizer import LEAST_ROWS, MOST_ROWS, TARGET_MS, BatchSizer, feeds_rows
+from penstock.task.drive.source_polling import poll
 from penstock.task.drive.subtask import StepResult
 
 
@@ -44,10 +45,10 @@ def operators_of(kinds):
     ]
 
 
-def pieces_of(*kinds, ms=0.0):
+def pieces_of(ms=0.0):
     clock = ManualClock()
     chain = Chain(clock, ms)
-    return chain, BatchSizer(chain, operators_of(kinds), clock)
+    return chain, BatchSizer(chain, clock)
 
 
 def feed(pieces, count):
@@ -57,7 +58,7 @@ def feed(pieces, count):
 
 
 def test_every_row_is_fed_once_and_in_order_in_pieces_that_fit_the_cache():
-    chain, pieces = pieces_of("process", "sink")
+    chain, pieces = pieces_of()
     feed(pieces, 20_000)
     assert [n for piece in chain.seen for n in piece] == list(range(20_000))
     sizes = [len(piece) for piece in chain.seen]
@@ -69,7 +70,7 @@ def test_every_row_is_fed_once_and_in_order_in_pieces_that_fit_the_cache():
 
 
 def test_where_a_row_takes_long_a_piece_has_fewer():
-    chain, pieces = pieces_of("map", ms=0.1)
+    chain, pieces = pieces_of(ms=0.1)
     feed(pieces, 1000)
     assert {len(piece) for piece in chain.seen[1:-1]} == {TARGET_MS / 0.1}
     chain.ms = 100.0
@@ -79,7 +80,7 @@ def test_where_a_row_takes_long_a_piece_has_fewer():
 
 
 def test_one_slow_piece_changes_little():
-    chain, pieces = pieces_of("map", ms=0.005)
+    chain, pieces = pieces_of(ms=0.005)
     feed(pieces, 5000)
     assert pieces.rows == 2000
     chain.fixed = 50.0
@@ -93,7 +94,7 @@ def test_one_slow_piece_changes_little():
 @pytest.mark.parametrize("fixed", [4.0, 9.0, 11.0, 30.0, 1000.0])
 @pytest.mark.parametrize("ms", [0.0, 0.001, 0.01])
 def test_a_cost_of_every_piece_makes_them_no_smaller_than_that_helps(fixed, ms):
-    chain, pieces = pieces_of("map", ms=ms)
+    chain, pieces = pieces_of(ms=ms)
     feed(pieces, 50_000)
     rows = pieces.rows
     chain.fixed = fixed
@@ -108,34 +109,28 @@ def test_a_cost_of_every_piece_makes_them_no_smaller_than_that_helps(fixed, ms):
 
 
 def test_a_cost_of_every_piece_from_the_first_one_on_does_not_keep_them_small():
-    chain, pieces = pieces_of("source", "map", ms=0.001)
+    chain, pieces = pieces_of(ms=0.001)
     chain.fixed = 11.0
     for _ in range(100):
-        pieces.poll()
+        poll(chain, pieces, chain.clock)
     assert pieces.rows == MOST_ROWS
 
 
 def test_a_source_in_front_of_row_functions_is_asked_for_a_piece():
-    chain, pieces = pieces_of("source", "project", "map", ms=0.05)
-    assert all(pieces.poll() for _ in range(3))
+    chain, pieces = pieces_of(ms=0.05)
+    assert all(poll(chain, pieces, chain.clock) for _ in range(3))
     assert chain.asked == [LEAST_ROWS, 200, 200]
 
 
-@pytest.mark.parametrize("kinds", [("source", "map"), ("source", "window_aggregate"), ("source", "sink")])
-def test_a_source_is_asked_for_no_more_rows_than_have_room(kinds):
-    chain, pieces = pieces_of(*kinds)
-    pieces.poll(10)
-    pieces.poll(1 << 30)
-    pieces.poll()
+@pytest.mark.parametrize("limited", [True, False])
+def test_a_source_is_asked_for_no_more_rows_than_have_room(limited):
+    chain, pieces = pieces_of()
+    limit = pieces if limited else None
+    poll(chain, limit, chain.clock, 10)
+    poll(chain, limit, chain.clock, 1 << 30)
+    poll(chain, limit, chain.clock)
     assert chain.asked[0] == 10
     assert min(chain.asked[1:]) >= 64
-
-
-def test_a_source_with_exact_watermarks_is_asked_for_a_piece():
-    """Its rows go one by one: one poll of tens of thousands would take seconds, without a figure of what was read."""
-    chain, pieces = pieces_of("source exact", "window_aggregate", ms=0.05)
-    assert all(pieces.poll() for _ in range(3))
-    assert chain.asked == [LEAST_ROWS, 200, 200]
 
 
 @pytest.mark.parametrize(
@@ -150,13 +145,12 @@ def test_a_source_with_exact_watermarks_is_asked_for_a_piece():
         (["project", "sink"], False),
         (["project", "assign_watermarks exact", "map_batches"], True),
         (["assign_watermarks", "sink"], False),
+        (["source exact", "window_aggregate"], True),  # one poll of tens of thousands of rows would take seconds
+        (["source", "window_aggregate"], False),
     ],
 )
 def test_only_rows_on_their_way_to_a_row_function_are_cut(kinds, cuts):
     assert feeds_rows(operators_of(kinds)) is cuts
-    chain, pieces = pieces_of(*kinds)
-    feed(pieces, 10_000)
-    assert (len(chain.seen) > 1) is cuts
 
 
 def test_a_barrier_behind_a_batch_waits_for_all_its_pieces_and_mails_do_not(world, batch_of):
@@ -164,7 +158,7 @@ def test_a_barrier_behind_a_batch_waits_for_all_its_pieces_and_mails_do_not(worl
     w.deploy()
     w.settle()
     sink = w.subtasks("sink")[0]
-    sink._batch_sizer = BatchSizer(sink._chain, operators_of(["map"]), w.clock)
+    sink._batch_sizer = BatchSizer(sink._chain, w.clock)
     w.sources[0].script.append(batch_of(*range(LEAST_ROWS + 5)))
     while w.subtasks("source")[0].step() is StepResult.BUSY:
         pass

@@ -5,9 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.core.clock import ManualClock
-from penstock.graph.job_graph import OperatorSpec
-from penstock.task.drive.batch_sizer import BatchSizer
-from penstock.task.drive.source_polling import LEAST_ROWS, MOST_ROWS, TARGET_MS, PollSizer, is_columnar
+from penstock.task.drive.source_polling import LEAST_ROWS, MOST_ROWS, TARGET_MS, PollSizer, is_columnar, poll
 
 
 def test_more_rows_are_asked_for_while_they_stay_within_the_time():
@@ -59,18 +57,17 @@ def test_the_source_is_asked_for_them():
     link = SimpleNamespace(source=SimpleNamespace(poll_rows=None), records_out=0)
     asked = []
 
-    def poll(*, backpressured):
+    def emits(*, backpressured):
         assert not backpressured
         asked.append(link.source.poll_rows)
         link.records_out += link.source.poll_rows
         clock.advance(measured)
         return True
 
-    operators = [OperatorSpec(uid=kind, name=kind, kind=kind) for kind in ("source", "project", "sink")]
-    pieces = BatchSizer(SimpleNamespace(links=[link], poll=poll), operators, clock)
+    chain, limit = SimpleNamespace(links=[link], poll=emits), PollSizer()
     measured = 1.0
-    assert pieces.poll()
+    assert poll(chain, limit, clock)
     measured = 100.0
-    assert pieces.poll()
-    assert pieces.poll()
+    assert poll(chain, limit, clock)
+    assert poll(chain, limit, clock)
     assert asked == [LEAST_ROWS, MOST_ROWS, LEAST_ROWS]
