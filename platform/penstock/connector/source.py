@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -136,12 +136,6 @@ class SourceReader(Protocol):
     def poll(self, max_rows: int) -> PollResult:
         """Return available rows, at most about `max_rows`; empty if there are none."""
 
-    def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
-        """Pause some splits and resume others; rows that were already fetched may still come.
-
-        Called only for sources with watermark alignment. A paused split is not reported as caught up.
-        """
-
     def snapshot(self) -> tuple[SourceSplit, ...]:
         """Return all splits, finished ones too, with positions directly after the rows that `poll` returned."""
 
@@ -153,6 +147,17 @@ class SourceReader(Protocol):
 
     def close(self) -> None:
         """Free everything; idempotent."""
+
+
+@runtime_checkable
+class SplitPausingReader(SourceReader, Protocol):
+    """A reader that can pause a split; with watermark alignment, any other one waits as a whole."""
+
+    def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
+        """Pause some splits and resume others; rows that were already fetched may still come.
+
+        A paused split is not reported as caught up.
+        """
 
 
 class SplitEnumerator(Protocol):

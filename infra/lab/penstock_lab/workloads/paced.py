@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.connector.sink import load_factory
-from penstock.connector.source import PollResult, SourceBatch, SourceSpec, SourceSplit
+from penstock.connector.source import PollResult, SourceBatch, SourceSpec, SourceSplit, SplitPausingReader
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.core.structs import prepare
@@ -211,7 +211,8 @@ class PacedReader:
 
     def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
         """Forward to the source; the rate is that of all its splits together."""
-        self._reader.pause_or_resume_splits(pause, resume)
+        if isinstance(self._reader, SplitPausingReader):
+            self._reader.pause_or_resume_splits(pause, resume)
 
     def snapshot(self) -> tuple[SourceSplit, ...]:
         """Return every split with its position."""

@@ -129,7 +129,7 @@ class _InputHandler:
 class KeyedProcessOperator(Operator):
     """Runs one `KeyedProcessFunction`, or a function of two inputs: both keyed, or the second one broadcast."""
 
-    _function: KeyedProcessFunction | KeyedCoProcessFunction | KeyedBroadcastProcessFunction | None
+    _function: KeyedProcessFunction | KeyedCoProcessFunction | KeyedBroadcastProcessFunction | None = None
     _store: KeyedState
     _state: RowState
     _states: list[BoundState]
@@ -141,7 +141,6 @@ class KeyedProcessOperator(Operator):
         spec = context.spec
         self._where = f"process {spec.uid!r}"
         self._limits = context.limits
-        self._function = None
         if context.keyed_state is None:
             raise GraphError(f"{self._where} needs keyed state", hint="key the stream before .process(...)")
         function, row_type, types = load_function(spec.payload, self._where)
@@ -468,7 +467,7 @@ class KeyedProcessOperator(Operator):
 
     def close(self) -> None:
         """Close the function."""
-        function, self._function = getattr(self, "_function", None), None
+        function, self._function = self._function, None
         if function is not None:
             function.close()
 

@@ -175,13 +175,12 @@ def restore_all(bound: Sequence[BoundOperatorState], restored: Sequence[Operator
 class PlainProcessOperator(Operator):
     """Runs one `ProcessFunction`."""
 
-    _function: ProcessFunction | None
+    _function: ProcessFunction | None = None
 
     def open(self, context: OperatorContext) -> Capabilities:
         """Load the function, restore its states, call its `open`."""
         spec = context.spec
         self._uid, self._where = spec.uid, f"process {spec.uid or spec.name!r}"
-        self._function = None
         function, row_type, types = load_function(spec.payload, self._where)
         self._states = [
             BoundOperatorState(
@@ -245,6 +244,6 @@ class PlainProcessOperator(Operator):
 
     def close(self) -> None:
         """Close the function."""
-        function, self._function = getattr(self, "_function", None), None
+        function, self._function = self._function, None
         if function is not None:
             function.close()

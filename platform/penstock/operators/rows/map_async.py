@@ -156,6 +156,8 @@ _PARTS = 8
 class MapAsyncOperator(FunctionOperator):
     """Starts calls for rows as they arrive, and emits results in turn."""
 
+    _runner: AsyncRunner | None = None
+
     def __init__(self, close_seconds: float = CLOSE_SECONDS) -> None:
         """`close_seconds`: how long the function's `close` may take."""
         super().__init__()
@@ -167,9 +169,7 @@ class MapAsyncOperator(FunctionOperator):
         self._timeout_ms = int(config["timeout_ms"])
         self._queue = AsyncQueue(int(config["capacity"]), ordered=bool(config["ordered"]))
         try:
-            self._runner: AsyncRunner | None = AsyncRunner(
-                self._function, self._timeout_ms, context.wake, self._close_seconds
-            )
+            self._runner = AsyncRunner(self._function, self._timeout_ms, context.wake, self._close_seconds)
         except Exception as error:
             raise user_error(self._where, error) from error
         for state in context.restored:
@@ -232,7 +232,7 @@ class MapAsyncOperator(FunctionOperator):
         return OperatorSnapshot(operator=(state,))
 
     def close(self) -> None:
-        runner, self._runner = getattr(self, "_runner", None), None
+        runner, self._runner = self._runner, None
         if runner is not None:
             runner.close()
 

@@ -55,6 +55,8 @@ class CollectOperator(Operator):
     Config `limit`, if it is there: no file holds more rows than that.
     """
 
+    _writer: pa.RecordBatchStreamWriter | None = None
+
     def open(self, context: OperatorContext) -> Capabilities:
         config: dict[str, Any] = context.spec.config
         self._folder = Path(config["folder"])
@@ -65,7 +67,6 @@ class CollectOperator(Operator):
         self._epoch = context.restored_checkpoint or 0
         self._limit: int | None = config.get("limit")
         self._written = 0
-        self._writer: pa.RecordBatchStreamWriter | None = None
         self._folder.mkdir(parents=True, exist_ok=True)
         for path, subtask, epoch in _files(self._folder):
             # after a rescale, files of removed subtasks have an owner too
@@ -96,7 +97,7 @@ class CollectOperator(Operator):
         self.close()
 
     def close(self) -> None:
-        writer, self._writer = getattr(self, "_writer", None), None
+        writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
             self._file.close()

@@ -179,6 +179,11 @@ def chunk_bytes_of(context: OperatorContext, sink: SinkSpec) -> int:
 class SinkOperator(Operator):
     """Writes to a connector's sink in one of its delivery modes (`connector.sink`)."""
 
+    _writer: SinkWriter | None = None
+    _publication: _Publication | None = None
+    #: None before `open`. A list, because removing its last element is atomic: exactly one thread closes the committer.
+    _committers: list[Committer] | None = None
+
     def open(self, context: OperatorContext) -> Capabilities:
         self._context = context
         spec = msgspec.convert(context.spec.config["sink"], SinkSpec)
@@ -189,16 +194,14 @@ class SinkOperator(Operator):
         self._pending = PendingOutput()
         self._pending.prepared(context.uncommitted)
         self._permit: CommitPermit | None = None
-        self._publication: _Publication | None = None
         factory: SinkFactory = load_factory(spec.factory)
-        self._writer: SinkWriter | None = factory.create_writer(spec, self._sink_context)
+        self._writer = factory.create_writer(spec, self._sink_context)
         schema = schema_from_text(spec.schema)
         # batches of view columns would keep their pools in memory while they wait
         self._schema = plain_schema(schema) if self._writer is None else schema
         self._buffer = EpochBuffer(self._schema, chunk_bytes_of(context, spec))
-        # in a list, because removing its last element is atomic: exactly one thread closes the committer
         committer = factory.create_committer(spec, self._sink_context)
-        self._committers: list[Committer] = [] if committer is None else [committer]
+        self._committers = [] if committer is None else [committer]
         return Capabilities(blocking=self, column_pruning=self, publishing=self)
 
     def required_columns(self, downstream_columns: frozenset[str] | None) -> frozenset[str]:
@@ -323,14 +326,13 @@ class SinkOperator(Operator):
         self._context.wake()
 
     def close(self) -> None:
-        writer, self._writer = getattr(self, "_writer", None), None
+        writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
-        publication = getattr(self, "_publication", None)
-        if publication is not None:
-            publication.close_after()
-        else:
-            _close_one(getattr(self, "_committers", []))
+        if self._publication is not None:
+            self._publication.close_after()
+        elif self._committers is not None:
+            _close_one(self._committers)
 
 
 class _Publication:

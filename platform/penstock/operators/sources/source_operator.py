@@ -25,6 +25,7 @@ from penstock.connector.source import (
     SourceReader,
     SourceSpec,
     SourceSplit,
+    SplitPausingReader,
 )
 from penstock.connector.staging import DEAD_LETTER_SCHEMA, DEAD_LETTER_TAG, dead_letters
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, Batch, Watermark, WatermarkStatus
@@ -74,6 +75,8 @@ BAD_RECORD_TEXT = "badRecord"
 class SourceOperator(Operator):
     """Polls splits, emits batches, watermarks and statuses."""
 
+    _reader: SourceReader | None = None
+
     def open(self, context: OperatorContext) -> Capabilities:
         self._context = context
         spec = msgspec.convert(context.spec.config["source"], SourceSpec)
@@ -97,7 +100,7 @@ class SourceOperator(Operator):
         self._aligned = SplitAlignment(self._strategy.max_drift_ms * 1000) if grouped else None
         self._floor_due = self._watermarks.combined > MIN_TIMESTAMP
         factory: SourceFactory = load_factory(spec.factory)
-        self._reader: SourceReader | None = factory.create_reader(
+        self._reader = factory.create_reader(
             spec,
             SourceContext(
                 subtask=context.subtask,
@@ -109,6 +112,7 @@ class SourceOperator(Operator):
                 run_waiting=context.run_waiting,
             ),
         )
+        self._pausing = self._reader if isinstance(self._reader, SplitPausingReader) else None
         for state in context.restored:
             if state.mode == "split" and state.items:
                 self.add_splits(state.items, no_more=False)
@@ -270,11 +274,11 @@ class SourceOperator(Operator):
         return watermark is not None
 
     def _align_splits(self, aligned: SplitAlignment) -> None:
-        if not hasattr(self._reader, "pause_or_resume_splits"):
-            return  # a connector that cannot pause one of its splits: the whole subtask waits
+        if self._pausing is None:
+            return  # the whole subtask waits
         pause, resume = aligned.pause_changes(self._watermarks.unfinished, self._watermarks.combined)
-        if (pause or resume) and self._reader is not None:
-            self._reader.pause_or_resume_splits(pause, resume)
+        if pause or resume:
+            self._pausing.pause_or_resume_splits(pause, resume)
 
     def _set_idle(self, out: Collector, *, idle: bool) -> None:
         if idle != self._idle:
@@ -386,7 +390,7 @@ class SourceOperator(Operator):
         self._positions.pop(checkpoint_id, None)
 
     def close(self) -> None:
-        reader, self._reader = getattr(self, "_reader", None), None
+        reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
 
