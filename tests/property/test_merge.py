@@ -11,7 +11,7 @@ from tests.support.depth import examples
 
 from penstock.kernels.aggregates.merge import merge_cells, merge_panes
 from penstock.kernels.keys.key_columns import FixedColumn
-from penstock.operators.aggregates.partials import Partials
+from penstock.operators.aggregates.combine import Partials
 from penstock.state.cells.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 
 KEYS = pa.schema([pa.field("k", pa.int64(), nullable=False)])

@@ -1,6 +1,6 @@
 """Kernels that assign rows to panes: the pane of a row and late rows, and the groups of key and pane of a batch.
 
-Called by window operators and `operators.aggregates.partials`.
+Called by window operators and `operators.aggregates.combine`.
 """
 
 from __future__ import annotations
