@@ -362,7 +362,8 @@ def conformed(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
     some = [table for table in tables if table.num_rows]
     if not some:
         return schema.empty_table()
-    if all(table.schema.equals(some[0].schema, check_metadata=True) for table in some):
+    first = some[0].schema.remove_metadata()  # each file lists its row groups there; fields have their own
+    if all(table.schema.remove_metadata().equals(first, check_metadata=True) for table in some):
         return conform_table(pa.concat_tables(some), schema)
     return pa.concat_tables([conform_table(table, schema) for table in some])
 
