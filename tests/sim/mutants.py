@@ -41,7 +41,9 @@ from penstock.network.subpartition import Subpartition
 from penstock.operators.lateness import RangeWatermarks
 from penstock.operators.sinks.sink_operator import PendingOutput, SinkOperator
 from penstock.operators.sources.source_operator import SourceOperator
+from penstock.state.cells.pane_memory import PaneMemory
 from penstock.state.log.segment_log import LogView, SegmentLog
+from penstock.state.memory.limits import PRODUCTION
 from penstock.state.panes.pane_table import PaneTable
 from penstock.task.checkpoint import restore, savepoint_copy
 from penstock.task.drive import subtask
@@ -98,6 +100,11 @@ def _segments_forgotten(patch: Patch) -> None:
         return freeze(self)
 
     patch.setattr(PaneTable, "freeze", forgetful)
+
+
+def _hidden_without_change(patch: Patch) -> None:
+    """A freeze of a small table hides the rows that were saved, and saves none as none has changed since."""
+    patch.setattr(PaneMemory, "has_changed", True)
 
 
 def _names_stay(patch: Patch) -> None:
@@ -508,6 +515,7 @@ MUTANTS = (
     Mutant(
         "watermark lost on restore", _watermark_not_restored, {}, _CRASHES, {**_SLOW, "size_ms": 200, "slide_ms": 50}
     ),
+    Mutant("saved rows hidden without a change", _hidden_without_change, {}, _CRASHES, _SLOW | {"limits": PRODUCTION}),
     Mutant("only the last segment named", _only_last_segment, {}, _CRASHES, _SLOW),
     Mutant(
         "barrier not aligned",

@@ -24,6 +24,8 @@ INPUT, OUTPUT = "orders", "totals"
 _MS = 1000
 #: The users of region n have numbers from n times this.
 USERS_OF_A_REGION = 1000
+#: Sizes without those that would let no plan have several segments: its tables are small.
+_DELTAS = PRODUCTION.changed(whole_rows=0, encoded_at_once_bytes=0)
 #: (user, amount, event time in us).
 Row = tuple[int, int, int]
 
@@ -56,7 +58,7 @@ class Plan:
     inline_bytes: int = 0
     sweep_grace_ms: int = 100
     #: Sizes of state, and a worker's memory for it.
-    limits: StateLimits = PRODUCTION
+    limits: StateLimits = _DELTAS
     managed_memory_bytes: int = 256 << 20
     network_memory_bytes: int | None = None
     #: Pause after each message of rows, which a subtask then takes one by one: with a long one, rows wait for it.
@@ -101,6 +103,7 @@ class Plan:
         backend = chance.choice(["hashmap", "rocksdb", "remote"])
         self.settings["state_backend"] = backend
         if chance.random() < 0.3:
+            self.limits = PRODUCTION
             return
         self.limits = TINY.changed(
             hot_keys=chance.choice([0, 1, 4, 16]),

@@ -28,6 +28,7 @@ TINY = StateLimits(
     many_changes=20,
     large_changes_bytes=300,
     measured_bytes=100,
+    whole_rows=3,
     sweep_keys=2,
     freeze_sweep_keys=2,
     cold_sweep_part=2,
@@ -56,6 +57,7 @@ TINY = StateLimits(
     window_pairs=3,
     output_rows=5,
     fired_timers=5,
+    encoded_at_once_bytes=200,
 )
 #: The sizes that decide how much one read of remote state fetches.
 _READS = (

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.support.sizes import sizes
+from tests.support.sizes import given, sizes
 
 from penstock.config.settings import JobSettings
 from penstock.core.keygroup import ALL_HASHES
@@ -79,3 +79,9 @@ def state(tmp_path):
     yield harness
     for store in harness.stores:
         store.close()
+
+
+@pytest.fixture
+def deltas(monkeypatch):
+    """Tables of few rows are saved by their changes too."""
+    given(monkeypatch, whole_rows=0)

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.support.sizes import given
+from tests.support.sizes import given, sizes
 
 from penstock.core.errors import PenstockError
 from penstock.kernels.aggregates.pages import PAGE_ROWS
@@ -101,6 +101,7 @@ def test_the_file_is_the_same_in_however_many_pieces_it_is_made(state, monkeypat
     assert cut.num_rows == encoded[0].entry.rows == encoded[1].entry.rows
 
 
+@pytest.mark.usefixtures("deltas")
 def test_only_changed_rows_are_written(state):
     store = state.open()
     table = store.pane_table("panes", state.spec)
@@ -117,6 +118,25 @@ def test_only_changed_rows_are_written(state):
     assert empty.copy_pages(1)
     assert empty.encode() == ()
     assert empty.snapshot().segments == snapshot.segments
+
+
+def test_a_table_of_few_rows_is_saved_whole(state):
+    store = state.open()
+    table = store.pane_table("panes", state.spec)
+    most = sizes().whole_rows
+    state.update(table, range(most // 2), [0] * (most // 2))
+    state.upload(store.freeze()[0])
+    state.update(table, [3], [10])
+    state.update(table, [most], [0])
+    late = state.upload(store.freeze()[0])
+    assert [s.rows for s in late.segments] == [most // 2, 2], "all keys in both panes may be too many rows"
+    table.drop_below(10)
+    state.update(table, [4], [10])
+    snapshot = state.upload(store.freeze()[0])
+    assert ([s.rows for s in snapshot.segments], snapshot.tombstones) == ([2], ())
+    assert state.rows(state.open([snapshot]).pane_table("panes", state.spec)) == {3: (1, 1), 4: (1, 1)}
+    (unchanged,) = store.freeze()
+    assert (unchanged.encode(), unchanged.snapshot().segments) == ((), snapshot.segments)
 
 
 def test_rows_of_a_failed_upload_are_in_the_next_ack(state):

@@ -119,6 +119,7 @@ def test_a_reader_of_an_older_checkpoint_finds_all_it_names_while_newer_ones_com
         assert job.counts() == expected
 
 
+@pytest.mark.usefixtures("deltas")
 def test_the_background_reads_several_parts_together(state):
     job = Job(state, 1 << 50)
     with small_pieces():

@@ -39,6 +39,7 @@ def test_other_columns_than_saved_are_refused(state):
         state.open([snapshot]).pane_table("panes", other)
 
 
+@pytest.mark.usefixtures("deltas")
 def test_segments_restored_stay_in_the_log(state):
     store = state.open()
     state.update(store.pane_table("panes", state.spec), [1, 2], [0, 0])
@@ -65,7 +66,7 @@ def no_collection():
     gc.enable()
 
 
-@pytest.mark.usefixtures("no_collection")
+@pytest.mark.usefixtures("no_collection", "deltas")
 def test_a_merge_that_fails_leaves_no_file_open(state, monkeypatch):
     store = state.open()
     table = store.pane_table("panes", state.spec)
@@ -86,6 +87,7 @@ def test_a_merge_that_fails_leaves_no_file_open(state, monkeypatch):
     assert failure.value.__traceback__ is not None
 
 
+@pytest.mark.usefixtures("deltas")
 def test_a_full_tier_is_merged(state):
     store = state.open()
     table = store.pane_table("panes", state.spec)
@@ -105,6 +107,7 @@ def test_a_full_tier_is_merged(state):
     assert state.rows(state.open([merged]).pane_table("panes", state.spec)) == expected
 
 
+@pytest.mark.usefixtures("deltas")
 def test_a_compaction_given_up_changes_nothing(state):
     store = state.open()
     table = store.pane_table("panes", state.spec)
@@ -189,6 +192,7 @@ def test_changes_that_leave_memory_are_one_segment_a_barrier(state):
     assert state.rows(last) == {k: (n + (k < 6000), (n + (k < 6000)) * k) for k, n in times.items()}
 
 
+@pytest.mark.usefixtures("deltas")
 def test_a_table_most_of_which_has_changed_is_saved_whole(state):
     spec = single_pane(state)
     store = state.open()

@@ -248,6 +248,11 @@ class PaneMemory:
 
     # --- freezing ---------------------------------------------------------------------------------------------------
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether a cell has changed since the last freeze."""
+        return bool(self._meta[:, kernels.DIRTY].any())
+
     def freeze(self, number: int, keys: KeyView, *, whole: bool = False) -> FrozenCells | None:
         """Mark all changed pages as belonging to freeze `number` (> 0); None when nothing changed.
 

@@ -54,6 +54,8 @@ class StateLimits:
     measured_bytes: int = 16 << 20
     #: Keys per batch whose time-to-live is checked.
     sweep_keys: int = 1024
+    #: Rows of a table of windows up to which a freeze saves all of them, in place of older segments.
+    whole_rows: int = 1024
     #: Keys per barrier whose time-to-live is checked.
     freeze_sweep_keys: int = 262_144
     #: A sweep checks one cold key per this many keys in memory.
@@ -131,6 +133,8 @@ class StateLimits:
     timers_at_end: int = 10_000
     #: Bytes of output held for a checkpoint above which a sink asks for back-pressure.
     held_output_bytes: int = 1 << 30
+    #: Bytes of a subtask's part of a checkpoint up to which its own thread encodes them: a hand-over costs as much.
+    encoded_at_once_bytes: int = 64 << 10
     #: Files smaller than this many bytes are sent inside the acknowledgement of their checkpoint.
     inline_state_bytes: int = 32 << 10
     #: The same limit for staged output; every manifest contains it until it is published.

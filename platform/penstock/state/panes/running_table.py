@@ -156,11 +156,5 @@ class RunningTable(PaneTable):
         if self._policy.should_find_dead(self._hot.index.count):
             self._drop_dead_keys()
 
-    def _worth_whole(self) -> bool:
-        """Return whether so many rows have changed that all of them are saved.
-
-        This costs less than later merging segments with the same keys, and a restore reads each row once.
-        """
-        cold = self._cold is not None and bool(self._cold.rows.panes)
-        most = 2 * self._changed >= self._hot.index.count and self._changed > 0
-        return most and bool(self.source.log.entries) and not cold and not self._hot.memory.frozen
+    def _most_changed(self) -> bool:
+        return 2 * self._changed >= self._hot.index.count and self._changed > 0
