@@ -359,7 +359,7 @@ class Leader:
             self._told[worker_id] = decoded
         self._count(decoded)
         event = ev.WorkerReported(worker_id, decoded)
-        if isinstance(decoded, msg.CheckpointAck):
+        if isinstance(decoded, msg.CheckpointAcks):
             if self.world.swarm.strikes("ack-duplicated"):
                 delay = self.world.random.uniform(0, 150)
                 self.world.scheduler.at(delay, "ack again", lambda: self.post(event), owner=self.owner)

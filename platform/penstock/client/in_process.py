@@ -303,8 +303,8 @@ class InProcessJob:
                 self._failure = message
             case msg.InputEnded():
                 self._ended += 1
-            case msg.CheckpointAck():
-                self._acks[message.snapshot.vertex_id, message.snapshot.subtask] = message.snapshot
+            case msg.CheckpointAcks(acks=acks):
+                self._acks.update({(ack.snapshot.vertex_id, ack.snapshot.subtask): ack.snapshot for ack in acks})
             case msg.CheckpointDeclined():
                 self._declined = self._declined or message.reason
             case _:

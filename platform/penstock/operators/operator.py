@@ -242,6 +242,10 @@ class PublishingOperator(Protocol):
     def publishing(self) -> bool:
         """Whether output is being published now."""
 
+    @property
+    def has_unpublished(self) -> bool:
+        """Whether output of a checkpoint is not known to be published; read from any thread."""
+
     def staged_written(self, committable: Committable) -> None:
         """Take a committable whose files are durable, but not yet part of a complete checkpoint."""
 

@@ -285,16 +285,22 @@ class InputEnded(Message, frozen=True, kw_only=True):
     attempt: int
 
 
-class CheckpointAck(Message, frozen=True, kw_only=True):
-    """A subtask's part of a checkpoint is durable."""
+class CheckpointAck(msgspec.Struct, frozen=True, kw_only=True):
+    """A subtask's part of a checkpoint is durable; in `CheckpointAcks`."""
 
-    job_id: str
     run_id: str
     generation: int
     checkpoint_id: int
     attempt: int
     snapshot: SubtaskSnapshot
     metrics: CheckpointMetrics
+
+
+class CheckpointAcks(Message, frozen=True, kw_only=True):
+    """Acknowledgements of subtasks of one worker, in their order."""
+
+    job_id: str
+    acks: tuple[CheckpointAck, ...]
 
 
 class CheckpointDeclined(Message, frozen=True, kw_only=True):
@@ -441,7 +447,7 @@ class SubtaskAnswer(Message, frozen=True, kw_only=True):
 WorkerReport = (
     TaskState
     | InputEnded
-    | CheckpointAck
+    | CheckpointAcks
     | CheckpointDeclined
     | OutputPublished
     | PendingResolved

@@ -213,7 +213,7 @@ class FakeWorker:
         e = task.execution
         return msg.TaskState(job_id=JOB, vertex_id=e.vertex_id, subtask=e.subtask, attempt=e.attempt, state=state)
 
-    def _ack(self, task, trigger) -> msg.CheckpointAck:
+    def _ack(self, task, trigger) -> msg.CheckpointAcks:
         e, run, uid = task.execution, task.run_id, task.operators[-1].uid
         committables, operator = (), ()
         if _is_source(task):
@@ -231,8 +231,7 @@ class FakeWorker:
             if fresh.id not in {c.id for c in self.world.owed}:
                 self.world.owed.append(fresh)
             committables = tuple(c for c in self.world.owed if (c.uid, c.subtask) == (uid, e.subtask))
-        return msg.CheckpointAck(
-            job_id=JOB,
+        ack = msg.CheckpointAck(
             run_id=trigger.run_id,
             generation=trigger.generation,
             checkpoint_id=trigger.checkpoint_id,
@@ -242,6 +241,7 @@ class FakeWorker:
             ),
             metrics=CheckpointMetrics(counts=dict(self.world.counts)),
         )
+        return msg.CheckpointAcks(job_id=JOB, acks=(ack,))
 
 
 def _is_source(task) -> bool:

@@ -35,6 +35,7 @@ from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
 from penstock.rpc.messages import (
     CheckpointAborted,
     CheckpointAck,
+    CheckpointAcks,
     CheckpointCompleted,
     DeployTasks,
     FinishTasks,
@@ -206,7 +207,7 @@ class Sink(Operator):
     def __init__(self) -> None:
         self.seen: list[Any] = []
         self.fail_on: Any = None
-        self.publishing = False
+        self.publishing = self.has_unpublished = False
         self.state_size = 0
         self.pages = 1
         self.frozen_bytes = 100
@@ -284,7 +285,7 @@ class World:
             worker_id=name,
             clock=self.clock,
             network=MemoryNetwork(name, self.transport, self.clock),
-            report=self.reports.append,
+            report=self._report,
             background=self.background,
             blocking=self.blocking,
             slow_calls=SlowCalls(self.clock),
@@ -295,6 +296,9 @@ class World:
         )
         driver = Driver()
         return TaskRuntime(environment, driver), driver
+
+    def _report(self, report: Any) -> None:
+        self.reports += report.acks if isinstance(report, CheckpointAcks) else [report]
 
     def deployment(self, vertex: str, subtask: int) -> TaskDeployment:
         count = len(self.sources)

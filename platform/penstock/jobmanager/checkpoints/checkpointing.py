@@ -6,7 +6,7 @@ A member of `master.job_master`. Output is pending from the ack that names it un
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -542,14 +542,15 @@ class Checkpointing:
             return []
         return self._translate(self._coordinator.input_ended(execution, now_ms), now_ms)
 
-    def acked(self, message: CheckpointAck, now_ms: int) -> list[CheckpointCommand]:
-        """Handle an ack: a subtask's part is durable."""
+    def acked(self, acks: Iterable[CheckpointAck], now_ms: int) -> list[CheckpointCommand]:
+        """Handle acks: the parts of these subtasks are durable."""
         if self._coordinator is None:
             return []
-        snapshot = message.snapshot
-        execution = ExecutionId(snapshot.vertex_id, snapshot.subtask, message.attempt)
-        ack = Ack(snapshot, message.metrics, now_ms)
-        return self._translate(self._coordinator.ack(message.checkpoint_id, execution, ack), now_ms)
+        decided: list[CoordinatorCommand] = []
+        for ack in acks:
+            execution = ExecutionId(ack.snapshot.vertex_id, ack.snapshot.subtask, ack.attempt)
+            decided += self._coordinator.ack(ack.checkpoint_id, execution, Ack(ack.snapshot, ack.metrics, now_ms))
+        return self._translate(decided, now_ms)
 
     def declined(self, message: CheckpointDeclined, now_ms: int) -> list[CheckpointCommand]:
         """Handle a subtask that declined the checkpoint."""

@@ -277,10 +277,9 @@ class JobMaster:
             return []
         decided: Sequence[CheckpointCommand | ChangeDecision] = ()
         match report:
-            case msg.CheckpointAck():
-                if deployment.is_present(report.snapshot.vertex_id, report.snapshot.subtask, report.attempt):
-                    self._reports.at_barrier(report)
-                decided = checkpointing.acked(report, now_ms)
+            case msg.CheckpointAcks(acks=acks):
+                self._reports.at_barrier(acks, deployment.is_present)
+                decided = checkpointing.acked(acks, now_ms)
             case msg.CheckpointDeclined():
                 decided = checkpointing.declined(report, now_ms)
             case msg.OutputPublished():

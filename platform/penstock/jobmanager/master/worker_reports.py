@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.core.clock import utc_text
@@ -120,12 +120,18 @@ class WorkerReports:
         self.slow_calls = SlowCallTracker()
         self._unreachable_sources = UnreachableSources(graph)
 
-    def at_barrier(self, ack: CheckpointAck) -> None:
-        """Keep the counts at a barrier: a job that is stopped may end before any later metrics arrive."""
-        name = f"{ack.snapshot.vertex_id}/{ack.snapshot.subtask}"
-        known = self.metrics.get(name, {})
-        counts = {count: max(float(value), known.get(count, 0.0)) for count, value in ack.metrics.counts.items()}
-        self.metrics[name] = {**known, **counts}
+    def at_barrier(self, acks: Iterable[CheckpointAck], is_present: Callable[[str, int, int], bool]) -> None:
+        """Keep the counts at a barrier: a job that is stopped may end before any later metrics arrive.
+
+        `is_present` decides by vertex, subtask and attempt whose counts are kept.
+        """
+        for ack in acks:
+            if not is_present(ack.snapshot.vertex_id, ack.snapshot.subtask, ack.attempt):
+                continue
+            name = f"{ack.snapshot.vertex_id}/{ack.snapshot.subtask}"
+            known = self.metrics.get(name, {})
+            counts = {count: max(float(value), known.get(count, 0.0)) for count, value in ack.metrics.counts.items()}
+            self.metrics[name] = {**known, **counts}
 
     def at_state(self, report: TaskState) -> None:
         """Keep the metrics that a subtask reports with its end."""

@@ -224,6 +224,11 @@ class SinkOperator(Operator):
         """Whether a publication is under way; the task waits for it before it closes a finished subtask."""
         return self._publication is not None
 
+    @property
+    def has_unpublished(self) -> bool:
+        """Whether output of a checkpoint waits for a permit or is being published."""
+        return len(self._pending) > 0
+
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         rows = conform(batch.data, self._schema, self._where)
         if self._writer is not None:

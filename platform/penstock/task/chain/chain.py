@@ -360,6 +360,12 @@ class Chain:
         return any(sink is not None and sink.publishing for sink in sinks)
 
     @property
+    def has_unpublished(self) -> bool:
+        """Whether an operator has output to publish after a checkpoint; read from any thread."""
+        sinks = (link.capabilities.publishing for link in self.links)
+        return any(sink is not None and sink.has_unpublished for sink in sinks)
+
+    @property
     def watermark_of_last(self) -> int:
         """The newest watermark that reached the last operator from within the chain."""
         return self._to_last.last_watermark

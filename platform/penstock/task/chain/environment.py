@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import open_store
 from penstock.core.clock import Clock
-from penstock.core.snapshot import CheckpointMetrics, SubtaskSnapshot
 from penstock.operators.registry import create_operator
 from penstock.rpc.messages import (
     CheckpointAck,
@@ -45,7 +44,8 @@ class TaskReports:
     """The reports of one deployment of one subtask; what was reported last is read from any thread."""
 
     deployment: TaskDeployment
-    send: Callable[[WorkerReport], None]
+    #: Takes acks too, which go together with those of other subtasks.
+    send: Callable[[WorkerReport | CheckpointAck], None]
     #: See `TaskState`; empty before the first report. Set before it is sent, as a report may be lost.
     last_state: str = ""
     has_input_ended: bool = False
@@ -89,20 +89,6 @@ class TaskReports:
             self.send(
                 OutputPublished(job_id=self.deployment.job_id, run_id=self.deployment.run_id, committable_ids=ids)
             )
-
-    def acknowledged(self, checkpoint_id: int, snapshot: SubtaskSnapshot, metrics: CheckpointMetrics) -> None:
-        """Report that the subtask's part of a checkpoint is durable."""
-        self.send(
-            CheckpointAck(
-                job_id=self.deployment.job_id,
-                run_id=self.deployment.run_id,
-                generation=self.deployment.generation,
-                checkpoint_id=checkpoint_id,
-                attempt=self.deployment.execution.attempt,
-                snapshot=snapshot,
-                metrics=metrics,
-            )
-        )
 
     def declined(self, checkpoint_id: int, reason: str) -> None:
         """Report that the subtask cannot take part in a checkpoint."""
@@ -180,6 +166,8 @@ class JobServices:
     state_files: StateFiles
     #: The share of memory of each stateful subtask.
     managed_memory_bytes: int
+    #: Sends a report or an ack of a subtask.
+    send: Callable[[WorkerReport | CheckpointAck], None]
     #: The subtask's part of the network memory; None: it is not bounded.
     network: GateShare | None = None
     #: The subtask's state that was loaded before it starts.

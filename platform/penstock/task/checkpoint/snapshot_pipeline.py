@@ -1,10 +1,10 @@
 """The snapshots of one subtask from barrier to ack, one after another.
 
 The synchronous part (freezing operators) is done when a `SubtaskCheckpoint` is passed in. Then frozen pages are copied
-in steps between batches; encoding and upload run in the background; in the subtask's thread the files are assigned to
-states and sinks, and the ack is sent. Checkpoints are completed strictly in order, so an ack is only sent when every
-earlier segment of the log is durable. A failed upload is repeated, up to a limit of count and time; then the checkpoint
-is declined, and its segments and staged output are offered again for the next checkpoint.
+in steps between batches; large parts are encoded and uploaded in the background; in the subtask's thread the files are
+assigned to states and sinks, and the ack is sent. Checkpoints are completed strictly in order, so an ack is only sent
+when every earlier segment of the log is durable. A failed upload is repeated, up to a limit of count and time; then the
+checkpoint is declined, and its segments and staged output are offered again for the next checkpoint.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from penstock.core.snapshot import (
 )
 from penstock.network.in_flight import OvertakenRows, QueuedRows, encode_rows
 from penstock.operators.operator import OperatorSnapshot, PublishingOperator, StagedOutput
+from penstock.rpc.messages import CheckpointAck
 from penstock.state.log.frozen import FrozenTable
 from penstock.state.log.segments import EncodedSegment
 from penstock.task.chain.background import Background, Mail
@@ -110,6 +111,8 @@ class SnapshotServices:
     #: Describes the rows of each file of overtaken rows.
     in_flight: Callable[[OvertakenRows], tuple[tuple[InFlightRows, list[QueuedRows]], ...]]
     copies: LocalCopies
+    #: See `StateLimits`.
+    encoded_at_once_bytes: int
 
 
 class SnapshotPipeline:
@@ -191,9 +194,12 @@ class SnapshotPipeline:
                 tuple((part, encode_rows(rows)) for part, rows in overtaken),
             )
 
-        self._services.background.submit(
-            work, lambda upload, error: self._services.post(lambda: self._on_encoded(upload, error))
-        )
+        services, size = self._services, sum(output.committable.size_bytes for _, output in staged)
+        size += sum(state.memory_bytes for state in checkpoint.frozen)
+        if size <= services.encoded_at_once_bytes and not overtaken:
+            self._on_encoded(work(), None)
+            return
+        services.background.submit(work, lambda upload, error: services.post(lambda: self._on_encoded(upload, error)))
 
     def _on_encoded(self, upload: _Upload | None, error: BaseException | None) -> None:
         self._encoding = False
@@ -265,7 +271,8 @@ class SnapshotPipeline:
         if checkpoint.aborted:
             return
         services = self._services
-        execution = services.reports.deployment.execution
+        deployment = services.reports.deployment
+        execution = deployment.execution
         keyed = tuple(state.snapshot() for state in checkpoint.frozen)
         snapshot = SubtaskSnapshot(
             vertex_id=execution.vertex_id,
@@ -288,10 +295,18 @@ class SnapshotPipeline:
             unaligned=checkpoint.overtaken is not None and checkpoint.overtaken.unaligned,
             counts=checkpoint.counts,
         )
-        evidence = {"checkpoint": checkpoint.barrier.checkpoint_id, "subtask": execution}
+        ack = CheckpointAck(
+            run_id=deployment.run_id,
+            generation=deployment.generation,
+            checkpoint_id=checkpoint.barrier.checkpoint_id,
+            attempt=execution.attempt,
+            snapshot=snapshot,
+            metrics=metrics,
+        )
+        evidence = {"checkpoint": ack.checkpoint_id, "subtask": execution}
         failpoints.hit("task.before_ack", **evidence)
-        services.copies.acknowledged(checkpoint.barrier.checkpoint_id, snapshot)
-        services.reports.acknowledged(checkpoint.barrier.checkpoint_id, snapshot, metrics)
+        services.copies.acknowledged(ack.checkpoint_id, snapshot)
+        services.reports.send(ack)
         failpoints.hit("task.after_ack", **evidence)
 
     def _committables(self, checkpoint: SubtaskCheckpoint) -> tuple[Committable, ...]:

@@ -10,6 +10,7 @@ import itertools
 import logging
 import operator
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,6 +33,8 @@ from penstock.rpc.messages import (
     AssignSplits,
     CancelTasks,
     CheckpointAborted,
+    CheckpointAck,
+    CheckpointAcks,
     CheckpointCompleted,
     DeployPeers,
     DeployTasks,
@@ -50,6 +53,7 @@ from penstock.rpc.messages import (
     TasksReported,
     TriggerCheckpoint,
     WorkerCommand,
+    WorkerMessage,
     WorkerMetrics,
     WorkerReport,
     WriteSavepoint,
@@ -88,6 +92,52 @@ class TaskDriver(Protocol):
 
     def loop(self, deployment: TaskDeployment) -> SubtaskLoop:
         """Return a loop; subtasks with Python functions share one thread, each other one has a separate thread."""
+
+
+class JobReports:
+    """The reports of a job's subtasks in this worker, in order; the acks of a checkpoint go in one message.
+
+    An ack waits for those of the other subtasks: the checkpoint is not complete before them. Any other report sends
+    it, and so does `flush`. Used by all threads.
+    """
+
+    def __init__(self, job_id: str, report: Callable[[WorkerMessage], None]) -> None:
+        """Start without acks."""
+        self._job_id = job_id
+        self._report = report
+        self._lock = threading.Lock()
+        self._held: list[CheckpointAck] = []
+        #: The newest checkpoint that was triggered here, and its acks that are missing.
+        self._checkpoint_id = self._missing = 0
+
+    def expect(self, checkpoint_id: int, acks: int) -> None:
+        """Let acks of a checkpoint wait until there are so many."""
+        with self._lock:
+            self._checkpoint_id, self._missing = checkpoint_id, acks
+
+    def send(self, report: WorkerReport | CheckpointAck) -> None:
+        """Send a report, or take an ack."""
+        with self._lock:  # also while it is sent: no later report of a subtask overtakes its ack
+            if not isinstance(report, CheckpointAck):
+                self._checkpoint_id = 0  # a subtask that has ended sends no ack
+                self._flush()
+                self._report(report)
+                return
+            self._held.append(report)
+            newest = report.checkpoint_id == self._checkpoint_id
+            self._missing -= newest
+            if not newest or self._missing <= 0:
+                self._flush()
+
+    def flush(self) -> None:
+        """Send the acks that wait."""
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
+        acks, self._held = tuple(self._held), []
+        if acks:
+            self._report(CheckpointAcks(job_id=self._job_id, acks=acks))
 
 
 @dataclass(slots=True)
@@ -132,6 +182,7 @@ class TaskRuntime:
         self._driver = driver
         self._look = look
         self._jobs: dict[str, _Job] = {}
+        self._reports: dict[str, JobReports] = {}
         #: The peers for the next deployment of a job: see `graph.task_deployment.encode_peers`.
         self._peers: dict[str, bytes] = {}
         #: State loaded for the next deployment of a job.
@@ -185,8 +236,9 @@ class TaskRuntime:
                 self._ask(command)
             case AskTasks():
                 self._tell(command)
-            case LeaseRenewed():
-                pass  # the worker process has renewed its lease before this call
+            case LeaseRenewed():  # the worker process has renewed its lease before this call
+                for reports in self._reports.values():
+                    reports.flush()
 
     def metrics(self, worker: dict[str, float]) -> list[WorkerMetrics]:
         """Return the latest metrics of all subtasks, one message per job; `worker` are those of the process."""
@@ -337,7 +389,13 @@ class TaskRuntime:
             copies=files.copies,
             state_files=StateFiles(files.store, files.copies),
             managed_memory_bytes=self._environment.managed_memory_bytes // max(1, stateful_subtasks),
+            send=self._reports_of(deployment.job_id).send,
         )
+
+    def _reports_of(self, job_id: str) -> JobReports:
+        if job_id not in self._reports:
+            self._reports[job_id] = JobReports(job_id, self._environment.report)
+        return self._reports[job_id]
 
     def _open_files(self, deployment: TaskDeployment, store: ObjectStore) -> _Files:
         environment, most = self._environment, deployment.settings.local_recovery_bytes
@@ -363,13 +421,15 @@ class TaskRuntime:
 
     def _refuse(self, deployments: list[TaskDeployment], error: str, detail: str = "") -> None:
         for deployment in deployments:
-            TaskReports(deployment, self._environment.report).state("FAILED", error, detail)
+            TaskReports(deployment, self._reports_of(deployment.job_id).send).state("FAILED", error, detail)
 
     # --- checkpoints and splits --------------------------------------------------------------------------------------
 
     def _trigger(self, command: TriggerCheckpoint) -> None:
         kind = BarrierKind(command.kind)
-        for subtask in self._live_subtasks(command.job_id, command.run_id, command.generation):
+        subtasks = self._live_subtasks(command.job_id, command.run_id, command.generation)
+        self._reports_of(command.job_id).expect(command.checkpoint_id, len(subtasks))
+        for subtask in subtasks:
             job = self._jobs[command.job_id]
             job.stopping |= kind.ends_job
             job.newest_checkpoint = max(job.newest_checkpoint, command.checkpoint_id)

@@ -85,7 +85,7 @@ class Subtask:
         prepared = services.prepared
         self._memory_budget = MemoryBudget(services.managed_memory_bytes) if prepared is None else prepared.budget
         self._wake = wake
-        self.reports = TaskReports(deployment, environment.report)
+        self.reports = TaskReports(deployment, services.send)
         self.mailbox = Mailbox(wake)
         self._gate = environment.network.create_gate(deployment, wake, services.network)
         self._outputs = list(environment.network.create_outputs(deployment, wake))
@@ -122,6 +122,7 @@ class Subtask:
                 reports=self.reports,
                 in_flight=partial(overtaken_files, deployment),
                 copies=services.copies,
+                encoded_at_once_bytes=environment.limits.encoded_at_once_bytes,
             )
         )
         self._barriers.give_up = self._pipeline.abort
@@ -186,8 +187,7 @@ class Subtask:
             for store in self._stores:
                 store.completed(message.permit.checkpoint_id)
 
-        publishes = any(link.capabilities.publishing is not None for link in self._chain.links)
-        self.mailbox.post(notify, urgent=publishes)
+        self.mailbox.post(notify, urgent=self._chain.has_unpublished)
 
     def abort(self, message: CheckpointAborted) -> None:
         """Handle a checkpoint that will never complete."""

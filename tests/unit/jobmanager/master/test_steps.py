@@ -113,9 +113,12 @@ def upgraded_at_the_end(world_of, graph_of):
     world.end_input().post(test_upgrade.ask(world.graph, from_checkpoint=True))
     trigger = next(m for _, m in reversed(world.sent) if isinstance(m, msg.TriggerCheckpoint))
     for worker in list(world.workers.values()):
-        for ack in worker.acks(trigger):
-            bare = msgspec.structs.replace(ack.snapshot, committables=())
-            world.post(ev.WorkerReported(worker.worker_id, msgspec.structs.replace(ack, snapshot=bare)))
+        for report in worker.acks(trigger):
+            bare = tuple(
+                msgspec.structs.replace(ack, snapshot=msgspec.structs.replace(ack.snapshot, committables=()))
+                for ack in report.acks
+            )
+            world.post(ev.WorkerReported(worker.worker_id, msgspec.structs.replace(report, acks=bare)))
     assert test_upgrade.running(world) == ({"new-t"}, {trigger.checkpoint_id})
     yield world
 
