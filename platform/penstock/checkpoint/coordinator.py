@@ -196,6 +196,11 @@ class CheckpointCoordinator:
         """Return the id of the oldest checkpoint under way, or of the next one if there is none."""
         return min(self._pending, default=self.next_id)
 
+    def triggers_by(self, at_ms: int) -> bool:
+        """Return whether a periodic checkpoint is due by `at_ms`."""
+        due_ms = self._next_periodic_ms
+        return self._running and not self._closed and due_ms is not None and due_ms <= at_ms
+
     def start(self, now_ms: int, *, resumed: bool = False, adopted: bool = False) -> list[CoordinatorCommand]:
         """Start triggering: all subtasks run, sources have their splits.
 

@@ -204,6 +204,8 @@ def checkpoint_entry(
 
 
 _SWEEP_GRACE_MS = 60_000
+#: A permit that no output waits for goes with the next trigger if that is due within this time.
+_TOGETHER_MS = 200
 _ENDING = ("stop", "drain", "final")
 
 
@@ -296,6 +298,8 @@ class Checkpointing:
         #: Requests without an answer, by id.
         self._requests: dict[str, _Request] = {}
         self._withheld = WithheldOutput()
+        #: A permit that goes with the next trigger.
+        self._unsent_permit: CommitPermit | None = None
         #: Sequence of the checkpoint that next workers load, which is kept meanwhile.
         self.loaded_sequence: int | None = None
         #: Savepoints being copied, by their ids.
@@ -343,7 +347,7 @@ class Checkpointing:
         self._next_id = max(self._next_id, plan.next_checkpoint_id)
         self._manifests = plan.history
         self._withheld = WithheldOutput(plan)
-        self._published = {}
+        self._published, self._unsent_permit = {}, None
 
     def set_pending(self, pending: tuple[Committable, ...], uids: Collection[str] | None = None) -> None:
         """All recovered output, or that of these sinks, is committed except `pending` and that of a trial."""
@@ -588,8 +592,9 @@ class Checkpointing:
         if current.kind is BarrierKind.SAVEPOINT:
             commands += self._copy(manifest, current.request_id, uri)
         else:
-            self._withheld.permit = entry.permit
-            commands += completed_commands(self._running(), entry.permit, self._withheld.sinks)
+            self._withheld.permit = self._unsent_permit = entry.permit
+            if self.pending or not coordinator.triggers_by(now_ms + _TOGETHER_MS):
+                commands += self._send_permit()
         if current.label in _ENDING or current.final:
             timeout = self._running().graph.settings.checkpoint_timeout_ms
             request = current.request_id if current.kind.ends_job else ""
@@ -674,7 +679,11 @@ class Checkpointing:
 
     def _trigger(self, pending: PendingCheckpoint) -> list[CheckpointCommand]:
         self.history.triggered(pending)
-        return [*trigger_commands(self._running(), pending)]
+        return [*self._send_permit(), *trigger_commands(self._running(), pending)]
+
+    def _send_permit(self) -> list[Command]:
+        permit, self._unsent_permit = self._unsent_permit, None
+        return [] if permit is None else completed_commands(self._running(), permit, self._withheld.sinks)
 
     def _abort(self, pending: PendingCheckpoint, reason: str, now_ms: int) -> list[CheckpointCommand]:
         commands: list[CheckpointCommand] = [*aborted_commands(self._running(), pending.checkpoint_id)]

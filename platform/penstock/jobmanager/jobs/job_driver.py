@@ -219,7 +219,7 @@ class JobDriver:
             case cmd.AppendManifest():
                 self._spawn(self._append(command))
             case cmd.DeleteEntries():
-                self._spawn(self._delete(command))
+                self._thread.submit(self._delete, command)
             case cmd.RequestSlots(count, wait):
                 managed_bytes = self.graph.settings.managed_memory_bytes
                 managers.request_slots(job_id, count, wait=wait, managed_bytes=managed_bytes)
@@ -286,14 +286,18 @@ class JobDriver:
         else:
             self.post(ev.ManifestAppended(command.tag, entry))
 
-    async def _delete(self, command: cmd.DeleteEntries) -> None:
+    def _delete(self, command: cmd.DeleteEntries) -> None:
+        """Delete in the store thread; the event loop is woken only for an error."""
         try:
-            await self._in_thread(self._parts.store.delete, command.sequences, command.files, command.emptied)
+            self._parts.store.delete(command.sequences, command.files, command.emptied)
         except PenstockError as error:
-            if self.master is not None:
-                self.master.event_log.add(
-                    self._parts.clock.now_ms(), "retention", f"not everything was deleted: {error}"
-                )
+            self._loop.call_soon_threadsafe(self._note, "retention", f"not everything was deleted: {error}")
+        except BaseException as error:  # noqa: BLE001 - an internal error
+            self._loop.call_soon_threadsafe(self._break, error)
+
+    def _note(self, kind: str, text: str) -> None:
+        if self.master is not None:
+            self.master.event_log.add(self._parts.clock.now_ms(), kind, text)
 
     async def _record_change(self, command: cmd.RecordChange) -> None:
         """Seal a new run in the log first, so that later leaders fence it; then write the record, which decides."""
@@ -332,8 +336,7 @@ class JobDriver:
             except SnapshotDamagedError as error:
                 self.post(_log_failed(error))
             except PenstockError as error:
-                if self.master is not None:
-                    self.master.event_log.add(self._parts.clock.now_ms(), "lease", f"not renewed: {error}")
+                self._note("lease", f"not renewed: {error}")
 
     def _spawn(self, work: Any) -> None:
         task = self._loop.create_task(work)
