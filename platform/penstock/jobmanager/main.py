@@ -28,7 +28,7 @@ from penstock.jobmanager.config import DEFAULT_LIMITS, JobManagerConfig, JobMana
 from penstock.jobmanager.dispatcher import Dispatcher, DispatcherParts
 from penstock.jobmanager.leadership import Leadership
 from penstock.rpc.listening import CONTROL
-from penstock.rpc.server import RpcServer
+from penstock.rpc.stream import RpcServer
 
 if TYPE_CHECKING:
     from penstock.jobmanager.observe.otlp import OtlpSpans

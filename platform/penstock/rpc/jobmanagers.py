@@ -1,6 +1,6 @@
 """Where a TaskManager finds the JobManager that leads: among listed addresses, or through the lease of an HA root.
 
-Used by `rpc.client`, which calls both methods in threads. Only a leader listens on its control port.
+Used by `rpc.stream`, which calls both methods in threads. Only a leader listens on its control port.
 """
 
 from __future__ import annotations

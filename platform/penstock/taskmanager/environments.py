@@ -25,8 +25,8 @@ import msgspec
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
 from penstock.rpc.messages import StartWorker
-from penstock.taskmanager.control_sockets import KEY_VARIABLE, ForkTemplate, WorkerSpec, encode
 from penstock.taskmanager.template_client import THREAD_LIMITS, TemplateClient, TemplateError
+from penstock.taskmanager.template_messages import KEY_VARIABLE, ForkTemplate, WorkerSpec, encode
 
 INSTALL_TIMEOUT_SECONDS = 600
 _LAST_LINES = 3

@@ -18,8 +18,8 @@ from penstock.config.security import UNPROTECTED, Security, check_data_port
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.logs import LogFormat
-from penstock.rpc.client import TaskManagerLink
 from penstock.rpc.jobmanagers import ElectedJobManager
+from penstock.rpc.stream import TaskManagerLink
 from penstock.taskmanager.memory_division import MemoryDivision
 from penstock.taskmanager.metrics import MetricsServer
 from penstock.taskmanager.supervisor import Supervisor, SupervisorConfig, log_to_stderr

@@ -11,9 +11,9 @@ import sys
 import msgspec
 
 from penstock.core.errors import PenstockError
-from penstock.taskmanager.control_sockets import KEY_VARIABLE, ForkWorker, decode_spec
 from penstock.taskmanager.process_control import arm_lease, close_other_descriptors, die_with_parent
 from penstock.taskmanager.template import START_LEASE_MS, become_worker, warm_up
+from penstock.taskmanager.template_messages import KEY_VARIABLE, ForkWorker, decode_spec
 from penstock.taskmanager.worker import BROKEN
 
 

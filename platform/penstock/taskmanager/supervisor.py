@@ -49,14 +49,14 @@ from penstock.rpc.messages import (
     WorkerStartFailed,
     encode,
 )
-from penstock.taskmanager.control_sockets import WorkerSpec
 from penstock.taskmanager.copy_folders import CopyFolders
 from penstock.taskmanager.environments import Environments
 from penstock.taskmanager.memory_division import MemoryDivision
 from penstock.taskmanager.metrics import ProcessMetrics, RunningWorker
 from penstock.taskmanager.process_control import unreclaimable_bytes
+from penstock.taskmanager.template_messages import WorkerSpec
+from penstock.taskmanager.worker_control import WorkerProcess
 from penstock.taskmanager.worker_logs import WorkerLogs, crash_place, tail_of
-from penstock.taskmanager.worker_process import WorkerProcess
 
 
 class SlotError(PenstockError):
@@ -168,7 +168,7 @@ _LEAST_SILENCE_MS = 2_000
 
 
 class Link(Protocol):
-    """The connection to the JobManager (`rpc.client.TaskManagerLink`)."""
+    """The connection to the JobManager (`rpc.stream.TaskManagerLink`)."""
 
     def send(self, report: TaskManagerReport) -> bool:
         """Queue a report; return False if not connected."""

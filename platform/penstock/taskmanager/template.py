@@ -24,7 +24,16 @@ from pathlib import Path
 
 from penstock.core import failpoints
 from penstock.core.logs import configure_logs
-from penstock.taskmanager.control_sockets import (
+from penstock.taskmanager.process_control import (
+    arm_lease,
+    close_other_descriptors,
+    die_with_parent,
+    name_process,
+    restore_default_signals,
+    thread_names,
+    title_process,
+)
+from penstock.taskmanager.template_messages import (
     MAX_PACKET_BYTES,
     Exited,
     Forked,
@@ -34,15 +43,6 @@ from penstock.taskmanager.control_sockets import (
     TemplateReport,
     decode_request,
     encode,
-)
-from penstock.taskmanager.process_control import (
-    arm_lease,
-    close_other_descriptors,
-    die_with_parent,
-    name_process,
-    restore_default_signals,
-    thread_names,
-    title_process,
 )
 from penstock.taskmanager.worker_logs import redirect_output
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.core.errors import PenstockError
-from penstock.taskmanager.control_sockets import (
+from penstock.taskmanager.template_messages import (
     MAX_PACKET_BYTES,
     Exited,
     Forked,

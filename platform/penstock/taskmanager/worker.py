@@ -30,7 +30,6 @@ from penstock.rpc.messages import (
     decode_worker_command,
     encode,
 )
-from penstock.taskmanager.control_sockets import LEASE_ACK, ControlClosedError, WorkerControl, WorkerSpec
 from penstock.taskmanager.process_control import (
     arm_lease,
     keep_freed_memory,
@@ -38,7 +37,9 @@ from penstock.taskmanager.process_control import (
     raise_descriptor_limit,
     resident_bytes,
 )
+from penstock.taskmanager.template_messages import WorkerSpec
 from penstock.taskmanager.told_exit import tell_exits
+from penstock.taskmanager.worker_control import LEASE_ACK, ControlClosedError, WorkerControl
 
 if TYPE_CHECKING:
     from penstock.task.drive.runtime import TaskRuntime

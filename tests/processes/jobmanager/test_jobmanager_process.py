@@ -30,7 +30,7 @@ from penstock.jobmanager.jobs.job_store import JobStore
 from penstock.jobmanager.jobs.recorded_jobs import SubmitOptions
 from penstock.jobmanager.main import JobManager
 from penstock.rpc import messages as msg
-from penstock.rpc.client import ReconnectPolicy, TaskManagerLink
+from penstock.rpc.stream import ReconnectPolicy, TaskManagerLink
 
 #: No test waits for a time-out; a busy machine may stop this process for seconds.
 SETTINGS = ClusterSettings(

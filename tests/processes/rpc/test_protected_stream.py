@@ -14,11 +14,9 @@ from penstock.core.clock import ManualClock
 from penstock.core.errors import PenstockError
 from penstock.core.secrets import Secret
 from penstock.rpc import messages as msg
-from penstock.rpc import server as server_module
+from penstock.rpc import stream
 from penstock.rpc.authentication import Greeting
-from penstock.rpc.channel import METHOD, PATH, SERVICE
-from penstock.rpc.client import ReconnectPolicy, TaskManagerLink
-from penstock.rpc.server import RpcServer
+from penstock.rpc.stream import METHOD, PATH, SERVICE, ReconnectPolicy, RpcServer, TaskManagerLink
 
 IMPATIENT = ReconnectPolicy(first_delay_ms=5, max_delay_ms=10, give_up_after_ms=1_000, authentication_timeout_ms=50)
 PATIENT = ReconnectPolicy(first_delay_ms=1, max_delay_ms=1, starting_ms=0)
@@ -183,7 +181,7 @@ async def test_one_that_says_nothing_is_not_waited_for():
 
 
 async def test_another_user_of_the_machine_is_refused_before_it_is_heard(monkeypatch):
-    monkeypatch.setattr(server_module, "is_same_user", lambda _client, _server: False)
+    monkeypatch.setattr(stream, "is_same_user", lambda _client, _server: False)
     recorder, error = await meet(PLAIN, PLAIN)
     assert not recorder.sessions
     assert "runs as another user" in str(error)

@@ -10,9 +10,7 @@ from tests.support.waiting import until
 
 from penstock.core.errors import PenstockError
 from penstock.rpc import messages as msg
-from penstock.rpc.channel import JOINED_BYTES, SendQueue
-from penstock.rpc.client import ReconnectPolicy, TaskManagerLink
-from penstock.rpc.server import RpcServer, Session
+from penstock.rpc.stream import JOINED_BYTES, ReconnectPolicy, RpcServer, SendQueue, Session, TaskManagerLink
 
 QUICK = ReconnectPolicy(first_delay_ms=5, max_delay_ms=10)
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from penstock.taskmanager.control_sockets import MAX_FRAME_BYTES, ControlClosedError, FrameReader, WorkerControl, frame
+from penstock.taskmanager.worker_control import MAX_FRAME_BYTES, ControlClosedError, FrameReader, WorkerControl, frame
 
 
 @pytest.fixture

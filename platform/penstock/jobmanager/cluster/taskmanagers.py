@@ -1,6 +1,6 @@
 """The registered TaskManagers, their slots and workers, the message relay and the queries to workers; a driver.
 
-Implements `rpc.server.SessionHandler`; everything runs on the event loop. `WorkerQueries` is used by
+Implements `rpc.stream.SessionHandler`; everything runs on the event loop. `WorkerQueries` is used by
 `observe.live_state` and `observe.profiling`; a query does not involve the job master.
 """
 
@@ -39,7 +39,7 @@ from penstock.jobmanager.messages.placement import Slot
 from penstock.jobmanager.messages.views import TaskManagerView, WorkerView
 from penstock.rpc import messages as msg
 from penstock.rpc.messages import AskSubtask, DumpThreads, SampleStacks, SubtaskAnswer, WorkerCommand
-from penstock.rpc.server import Session
+from penstock.rpc.stream import Session
 
 #: Limit of open queries; further ones are refused.
 _MAX_OPEN = 4096

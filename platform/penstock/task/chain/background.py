@@ -1,7 +1,7 @@
-"""Calls out of and into a subtask's thread: background work, its slow calls, the mailbox.
+"""Calls out of a subtask's thread: background work, and its slow calls.
 
-Implemented by `task.drive.threads` and by the simulator; `task.drive.subtask` owns the mailbox. The worker's
-metrics contain the calls that are slow at present, those of the user's functions (`task.drive.slow_steps`) too.
+Implemented by `task.drive.threads` and by the simulator. The worker's metrics contain the calls that are slow at
+present, those of the user's functions (`task.drive.slow_steps`) too.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.core.clock import Clock
-from penstock.core.errors import PenstockError
 from penstock.core.slow_calls import ended_call_text, slow_call_text
 from penstock.rpc.messages import SlowCall
 
+#: A call for a subtask's thread.
+Mail = Callable[[], None]
 #: Called with a result or an error, from any thread.
 Done = Callable[[Any, BaseException | None], object]
 
@@ -99,58 +99,3 @@ class SlowCalls:
             entry = SlowCall(number=number, what=call.what, for_ms=round(now - call.begun_ms), at=call.at)
             by_job[call.job_id] = (*by_job.get(call.job_id, ()), entry)
         return by_job
-
-
-#: Mails are triggers, completions and finished uploads: thousands of waiting ones mean that the subtask hangs.
-CAPACITY = 10_000
-
-#: A call for the subtask's thread.
-Mail = Callable[[], None]
-
-
-class MailboxFullError(PenstockError):
-    """The subtask has not read its mailbox for a long time."""
-
-
-class Mailbox:
-    """Thread-safe; `wake` is called, without a lock held, after each urgent post."""
-
-    def __init__(self, wake: Callable[[], None], capacity: int = CAPACITY) -> None:
-        """Start empty and open."""
-        self._mails: deque[Mail] = deque()
-        self._lock = threading.Lock()
-        self._wake = wake
-        self._capacity = capacity
-        self._closed = False
-
-    def post(self, mail: Mail, *, urgent: bool = True) -> bool:
-        """Append a mail; return False if the mailbox is closed and the mail was dropped.
-
-        A mail that is not urgent waits for the next step: a wake-up costs more CPU time than most mails.
-
-        Raises:
-            MailboxFullError: more than the capacity waits.
-        """
-        with self._lock:
-            if self._closed:
-                return False
-            if len(self._mails) >= self._capacity:
-                msg = f"{self._capacity} mails wait for one subtask"
-                raise MailboxFullError(msg, hint="a user function or a client call has not returned")
-            self._mails.append(mail)
-        if urgent:
-            self._wake()
-        return True
-
-    def take(self) -> Mail | None:
-        """Return the oldest mail, or None."""
-        if not self._mails:
-            return None
-        with self._lock:
-            return self._mails.popleft() if self._mails else None
-
-    def close(self) -> None:
-        """Drop the waiting mails and all later ones."""
-        with self._lock:
-            self._closed = True
-            self._mails.clear()

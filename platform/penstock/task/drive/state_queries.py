@@ -20,8 +20,8 @@ from penstock.state.keys.key_index import HASH, ROWS
 from penstock.state.keys.key_text import json_value, parse_key
 from penstock.state.log.segment_columns import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, SEQ
 from penstock.state.store import bytes_of
-from penstock.task.chain.background import MailboxFullError
 from penstock.task.chain.failure import describe
+from penstock.task.drive.subtask import MailboxFullError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import enum
 import logging
+import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,12 +25,12 @@ from penstock.core.elements import (
     Watermark,
     WatermarkStatus,
 )
+from penstock.core.errors import PenstockError
 from penstock.eventtime.watermarks import WatermarkMerger
 from penstock.network.in_flight import OvertakenRows
 from penstock.rpc.messages import CheckpointAborted, CheckpointCompleted
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import close_stores
-from penstock.task.chain.background import Mailbox
 from penstock.task.chain.chain import combine_outputs, expect_combined
 from penstock.task.chain.environment import TaskReports
 from penstock.task.chain.failure import describe
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from penstock.network.input_gate import InputGate
     from penstock.operators.operator import OperatorSnapshot
     from penstock.state.store import KeyedState
+    from penstock.task.chain.background import Mail
     from penstock.task.chain.chain import Chain, ChainLink
     from penstock.task.chain.environment import JobServices, TaskEnvironment
 
@@ -67,6 +70,58 @@ class StepResult(enum.Enum):
     IDLE = "idle"
     BACKPRESSURED = "backpressured"
     DONE = "done"
+
+
+#: Mails are triggers, completions and finished uploads: thousands of waiting ones mean that the subtask hangs.
+CAPACITY = 10_000
+
+
+class MailboxFullError(PenstockError):
+    """The subtask has not read its mailbox for a long time."""
+
+
+class Mailbox:
+    """Thread-safe; `wake` is called, without a lock held, after each urgent post."""
+
+    def __init__(self, wake: Callable[[], None], capacity: int = CAPACITY) -> None:
+        """Start empty and open."""
+        self._mails: deque[Mail] = deque()
+        self._lock = threading.Lock()
+        self._wake = wake
+        self._capacity = capacity
+        self._closed = False
+
+    def post(self, mail: Mail, *, urgent: bool = True) -> bool:
+        """Append a mail; return False if the mailbox is closed and the mail was dropped.
+
+        A mail that is not urgent waits for the next step: a wake-up costs more CPU time than most mails.
+
+        Raises:
+            MailboxFullError: more than the capacity waits.
+        """
+        with self._lock:
+            if self._closed:
+                return False
+            if len(self._mails) >= self._capacity:
+                msg = f"{self._capacity} mails wait for one subtask"
+                raise MailboxFullError(msg, hint="a user function or a client call has not returned")
+            self._mails.append(mail)
+        if urgent:
+            self._wake()
+        return True
+
+    def take(self) -> Mail | None:
+        """Return the oldest mail, or None."""
+        if not self._mails:
+            return None
+        with self._lock:
+            return self._mails.popleft() if self._mails else None
+
+    def close(self) -> None:
+        """Drop the waiting mails and all later ones."""
+        with self._lock:
+            self._closed = True
+            self._mails.clear()
 
 
 class Subtask:

@@ -12,7 +12,7 @@ from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.messages.commands import LaunchWorker
 from penstock.jobmanager.messages.events import SlotsAvailable, SlotsAwaited, SlotsGranted, TaskManagerLost, WorkersKept
 from penstock.rpc import messages as msg
-from penstock.rpc.server import Session
+from penstock.rpc.stream import Session
 
 
 def joined(managers, name, slots=2, workers=(), memory=msg.MemoryParts()):  # noqa: B008 - it is frozen

@@ -16,11 +16,11 @@ from penstock.operators.operator import OperatorMetrics
 from penstock.state.log.segments import mapped
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.memory.limits import PRODUCTION, StateLimits
-from penstock.task.chain.background import Mailbox, MailboxFullError
 from penstock.task.chain.failure import describe
 from penstock.task.chain.operator_times import OperatorTimes
 from penstock.task.chain.uploader import PACK_BYTES, PARALLEL_PACKS, Part, Uploader
 from penstock.task.checkpoint.compaction import Compactor
+from penstock.task.drive.subtask import Mailbox, MailboxFullError
 from penstock.task.drive.subtask_metrics import SubtaskMetrics
 
 #: Bytes of a part that goes to the store.

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.rpc.messages import AskSubtask, SubtaskAnswer
-from penstock.task.chain.background import CAPACITY
 from penstock.task.drive.state_queries import MOST_WAITING, NOT_RUNNING
+from penstock.task.drive.subtask import CAPACITY
 
 
 def ask(request, subtask=0, wait_ms=10_000):

@@ -1,36 +1,295 @@
-"""The TaskManager's end of the control stream: connects to the JobManager, registers, reconnects with backoff.
+"""The control stream between TaskManager and JobManager: its queue, the JobManager's end, and the TaskManager's end.
 
-Used by `penstock.taskmanager`. Everything runs on the caller's event loop; `handle` is called in order.
+A gRPC stream of msgpack bytes (`rpc.messages`). `penstock.jobmanager.main` starts the server, which passes messages to
+a `SessionHandler` (`penstock.jobmanager.cluster.taskmanagers`). `penstock.taskmanager` has the link, which connects,
+registers, and reconnects with backoff. Everything runs on the event loops of the two, in order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import msgspec
 from grpc import aio
 
-from penstock.config.security import UNPROTECTED, Security
+from penstock.config.security import UNPROTECTED, Security, is_loopback
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
 from penstock.core.rand import Rand, SystemRand
-from penstock.rpc import channel as tls
-from penstock.rpc.authentication import NONCE_BYTES, AuthenticationError, TaskManagerEnd
-from penstock.rpc.channel import OPTIONS, PATH, SendQueue
+from penstock.rpc import tls
+from penstock.rpc.authentication import (
+    NONCE_BYTES,
+    AuthenticationError,
+    JobManagerEnd,
+    TaskManagerEnd,
+    is_same_user,
+    split_address,
+)
 from penstock.rpc.jobmanagers import JobManagers, ListedJobManagers
 from penstock.rpc.messages import (
     RegisterTaskManager,
     TaskManagerCommand,
     TaskManagerReport,
     decode_taskmanager_commands,
+    decode_taskmanager_reports,
     encode,
     joined,
 )
+
+SERVICE = "penstock.JobManager"
+METHOD = "Connect"
+PATH = f"/{SERVICE}/{METHOD}"
+#: Deployments and acks contain small state, so messages may be large; a larger one is a bug.
+MAX_MESSAGE_BYTES = 256 << 20
+#: Messages waiting in one stream; a peer that lets the queue fill up counts as lost.
+SEND_QUEUE_LIMIT = 10_000
+OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.so_reuseport", 0),
+    # a new channel uses a new connection, not a previous one that may be dead
+    ("grpc.use_local_subchannel_pool", 1),
+)
+#: Waiting messages are sent together up to this size; a larger one is sent alone.
+JOINED_BYTES = 1 << 20
+
+
+class SendQueue:
+    """A bounded queue of encoded messages with one reader; `put` never waits: an overflow closes it."""
+
+    def __init__(self, limit: int = SEND_QUEUE_LIMIT) -> None:
+        """Create a queue of at most `limit` messages."""
+        self._messages: deque[bytes] = deque()
+        self._limit = limit
+        self._filled = asyncio.Event()
+        self.closed = False
+
+    def put(self, data: bytes) -> bool:
+        """Append a message; return False if the queue is closed or overflows, which closes it."""
+        if self.closed:
+            return False
+        if len(self._messages) >= self._limit:
+            self.close()
+            return False
+        self._messages.append(data)
+        self._filled.set()
+        return True
+
+    def close(self) -> None:
+        """Let the reader end after the queued messages; idempotent."""
+        self.closed = True
+        self._filled.set()
+
+    async def get(self) -> bytes | None:
+        """Return the waiting messages, `joined`, or None if the queue is closed and empty."""
+        await self._filled.wait()
+        taken: list[bytes] = []
+        size = 0
+        while self._messages and (not taken or size + len(self._messages[0]) <= JOINED_BYTES):
+            size += len(self._messages[0])
+            taken.append(self._messages.popleft())
+        if not self._messages and not self.closed:
+            self._filled.clear()
+        return joined(taken) if taken else None
+
+
+# --- the JobManager's end -------------------------------------------------------------------------------
+
+_REGISTER_TIMEOUT_S = 10.0
+_STOP_GRACE_S = 0.5
+#: The reason for the end of a stream that its TaskManager did not announce.
+_BROKEN = "the connection broke: its process ended or was killed, or its machine is lost"
+
+
+class Session:
+    """A connected TaskManager."""
+
+    def __init__(self, registration: RegisterTaskManager, peer: str) -> None:
+        """Create the session from the first message."""
+        self.registration = registration
+        self.peer = peer
+        self.queue = SendQueue()
+
+    @property
+    def taskmanager_id(self) -> str:
+        """The id of the TaskManager."""
+        return self.registration.taskmanager_id
+
+    def send(self, command: TaskManagerCommand) -> bool:
+        """Queue a command; return False if the stream has ended (the handler is notified separately)."""
+        return self.queue.put(encode(command))
+
+    def close(self) -> None:
+        """End the stream after the queued messages."""
+        self.queue.close()
+
+
+class SessionHandler(Protocol):
+    """The callbacks of the server, called on the event loop; they must not block."""
+
+    def connected(self, session: Session) -> None:
+        """Handle a TaskManager's registration."""
+
+    def received(self, session: Session, report: TaskManagerReport) -> None:
+        """Handle a message after the registration."""
+
+    def disconnected(self, session: Session, reason: str) -> None:
+        """Handle the end of the stream; the session delivers no further messages."""
+
+
+class RpcServer:
+    """Listens for TaskManagers."""
+
+    def __init__(
+        self,
+        handler: SessionHandler,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        security: Security = UNPROTECTED,
+        log: Callable[[str], None] = lambda _text: None,
+        register_timeout_s: float = _REGISTER_TIMEOUT_S,
+    ) -> None:
+        """Prepare the server; `port` 0 takes a free one, `log` gets a line for each refused connection.
+
+        A connection must register within `register_timeout_s`.
+        """
+        self._handler = handler
+        self._host = host
+        self._port = port
+        self._security = security
+        self._log = log
+        self._register_timeout_s = register_timeout_s
+        self._rand: Rand = SystemRand()
+        self._server: aio.Server | None = None
+        self._sessions: set[Session] = set()
+
+    @property
+    def address(self) -> str:
+        """`host:port` that TaskManagers connect to; known after `start`."""
+        return f"{self._host}:{self._port}"
+
+    async def start(self) -> str:
+        """Bind and listen; return the address.
+
+        Raises:
+            PenstockError: the port is taken.
+        """
+        server = aio.server(options=OPTIONS)
+        method = grpc.stream_stream_rpc_method_handler(self._connect)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))
+        try:
+            cluster = self._security.cluster
+            self._port = (
+                server.add_insecure_port(self.address)
+                if cluster is None
+                else server.add_secure_port(self.address, tls.server_credentials(cluster))
+            )
+        except RuntimeError as error:
+            msg = f"the JobManager cannot listen on {self.address}: {error}"
+            raise PenstockError(msg, hint="choose another rpc port, or 0 for a free one") from error
+        await server.start()
+        self._server = server
+        return self.address
+
+    async def stop(self) -> None:
+        """Close all streams and the port; idempotent."""
+        for session in tuple(self._sessions):
+            session.close()
+        if self._server is not None:
+            await self._server.stop(_STOP_GRACE_S)
+            self._server = None
+
+    async def _connect(self, _requests: Any, context: Any) -> None:
+        try:
+            registration = await asyncio.wait_for(self._admit(context), self._register_timeout_s)
+        except (PenstockError, TimeoutError, msgspec.MsgspecError) as error:
+            late = isinstance(error, TimeoutError)
+            reason = "it did not register in time" if late else str(error)
+            self._log(f"refused a TaskManager at {context.peer()}: {reason}")
+            # The slow end is unknown, so this is not reported as distrust, which ends a TaskManager soon.
+            code = grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.UNAUTHENTICATED
+            await context.abort(code, reason)
+            return
+        if registration is None:
+            return
+        session = Session(registration, context.peer())
+        self._sessions.add(session)
+        writer = asyncio.create_task(self._write(session, context))
+        reason = _BROKEN
+        try:
+            self._handler.connected(session)
+            reason = await self._read(session, context, writer)
+        except msgspec.MsgspecError as error:
+            reason = f"it sent an invalid message: {error}"
+        finally:
+            session.close()
+            writer.cancel()
+            with contextlib.suppress(asyncio.CancelledError, aio.AioRpcError, grpc.RpcError):
+                await writer
+            self._sessions.discard(session)
+            self._handler.disconnected(session, reason)
+
+    async def _admit(self, context: Any) -> RegisterTaskManager | None:
+        """Verify a connection; return its registration, or None if the stream ended."""
+        self._check_peer(context)
+        end = JobManagerEnd(self._security.secret, bytes.fromhex(self._rand.token(2 * NONCE_BYTES)))
+        if (greeting := await context.read()) is aio.EOF:
+            return None
+        await context.write(end.answer(greeting))
+        if (proof := await context.read()) is aio.EOF:
+            return None
+        end.check(proof)
+        if (first := await context.read()) is aio.EOF:
+            return None
+        registration, *_ = decode_taskmanager_reports(first) or (None,)
+        if not isinstance(registration, RegisterTaskManager):
+            raise AuthenticationError("the first message must be RegisterTaskManager", hint="it has another version")
+        return registration
+
+    def _check_peer(self, context: Any) -> None:
+        """Refuse a foreign certificate, or without certificates another local user, before reading any byte."""
+        if self._security.cluster is not None:
+            if not tls.is_cluster_certificate(context.auth_context()):
+                raise AuthenticationError("its certificate is not the cluster's", hint="use the cluster's cluster.pem")
+            return
+        host, port = split_address(context.peer())
+        if is_loopback(self._host) and not is_same_user((host, port), (self._host, self._port)):
+            raise AuthenticationError("it runs as another user", hint="start it as the user that runs the JobManager")
+
+    async def _read(self, session: Session, context: Any, writer: asyncio.Task[None]) -> str:
+        """Pass on messages until one end closes the stream; return why it ended."""
+        reading = asyncio.create_task(self._pass_on(session, context))
+        try:
+            await asyncio.wait((reading, writer), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reading.cancel()
+        if not reading.done():
+            return "the JobManager closed the stream"
+        reading.result()
+        return _BROKEN
+
+    async def _pass_on(self, session: Session, context: Any) -> None:
+        while (data := await context.read()) is not aio.EOF:
+            for report in decode_taskmanager_reports(data):
+                self._handler.received(session, report)
+
+    async def _write(self, session: Session, context: Any) -> None:
+        while (data := await session.queue.get()) is not None:
+            await context.write(data)
+
+
+# --- the TaskManager's end ------------------------------------------------------------------------------
 
 _RECHECK_MS = 200.0
 #: After this silence of the JobManager another one may lead, and how often that is asked from then on.

@@ -1,7 +1,8 @@
-"""A worker from the supervisor's view: control socket, process id, exit; no decisions.
+"""The control socket of a worker: frames, the worker's end, and the supervisor's end with the worker's process.
 
 A worker has ended when its control socket is read to the end and its exit status is known. Its last reports are
-therefore relayed before its end.
+therefore relayed before its end. A peer that sends invalid data or does not read in time causes an error, never an
+endless wait.
 """
 
 from __future__ import annotations
@@ -11,10 +12,143 @@ import contextlib
 import os
 import signal
 import socket
+import struct
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.taskmanager.control_sockets import LEASE_ACK, FrameReader, WorkerSpec, frame
+from penstock.core.errors import PenstockError
+from penstock.taskmanager.template_messages import WorkerSpec
+
+_LENGTH = struct.Struct("<I")
+#: Deployments and acks contain small state; a larger message is a bug.
+MAX_FRAME_BYTES = 256 << 20
+#: A supervisor that has not read for this long has ended or hangs; the worker's lease would soon end too.
+SEND_DEADLINE_SECONDS = 10.0
+#: A worker's answer to every lease renewal, which shows that its control loop runs.
+LEASE_ACK = b""
+
+
+class ControlClosedError(PenstockError):
+    """Raised if the other end of the control socket has closed it."""
+
+
+def frame(data: bytes) -> bytes:
+    """Return `data` prefixed by its length.
+
+    Raises:
+        ValueError: longer than MAX_FRAME_BYTES.
+    """
+    if len(data) > MAX_FRAME_BYTES:
+        msg = f"a control message of {len(data)} bytes is larger than {MAX_FRAME_BYTES}"
+        raise ValueError(msg)
+    return _LENGTH.pack(len(data)) + data
+
+
+class FrameReader(asyncio.Protocol):
+    """The supervisor's end: calls `on_message` for each message; `ended` is set at the end of the stream.
+
+    An incomplete message counts as the end, and so does a length beyond the limit.
+    """
+
+    def __init__(self, on_message: Callable[[bytes], None]) -> None:
+        """Start without bytes; made on the event loop."""
+        self._on_message = on_message
+        self._unread = bytearray()
+        self._transport: asyncio.BaseTransport | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the transport."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on the messages that are complete."""
+        unread, start = self._unread, 0
+        unread += data
+        while len(unread) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(unread, start)
+            if length > MAX_FRAME_BYTES:
+                self._end()
+                return
+            stop = start + _LENGTH.size + length
+            if stop > len(unread):
+                break
+            self._on_message(bytes(unread[start + _LENGTH.size : stop]))
+            start = stop
+        del unread[:start]
+
+    def eof_received(self) -> bool:
+        """Keep the socket open for writing."""
+        self._end()
+        return True
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """Count a broken connection as the end."""
+        self._end()
+
+    def _end(self) -> None:
+        self._unread.clear()
+        if isinstance(self._transport, asyncio.ReadTransport) and not self._transport.is_closing():
+            self._transport.pause_reading()
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+class WorkerControl:
+    """The worker's end: one thread receives, any thread sends."""
+
+    def __init__(self, control: socket.socket) -> None:
+        """Take over a connected stream socket."""
+        self._socket = control
+        self._socket.setblocking(True)
+        # A kernel send timeout: receiving stays without a timeout.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SEND_DEADLINE_SECONDS), 0))
+        self._send_lock = threading.Lock()
+
+    def receive(self) -> bytes:
+        """Wait for the next message; the kernel lease limits the wait for a silent supervisor.
+
+        Raises:
+            ControlClosedError: the supervisor has closed the socket.
+        """
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        if length > MAX_FRAME_BYTES:
+            msg = f"control frame of {length} bytes"
+            raise ControlClosedError(msg, hint="the supervisor uses another protocol")
+        return self._exactly(length)
+
+    def send(self, data: bytes) -> None:
+        """Send a message; after the return it is in the kernel and arrives even if this process is killed.
+
+        Raises:
+            ControlClosedError: the supervisor has closed the socket or has not read for SEND_DEADLINE_SECONDS.
+        """
+        try:
+            with self._send_lock:
+                self._socket.sendall(frame(data))
+        except OSError as error:
+            msg = f"cannot send a report to the supervisor: {error}"
+            raise ControlClosedError(msg) from error
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _exactly(self, count: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < count:
+            try:
+                part = self._socket.recv(min(count - len(parts), 1 << 20))
+            except OSError as error:
+                msg = f"the control socket failed: {error}"
+                raise ControlClosedError(msg) from error
+            if not part:
+                msg = "the supervisor closed the control socket"
+                raise ControlClosedError(msg)
+            parts += part
+        return bytes(parts)
+
 
 #: A worker with more unread bytes than this is killed.
 MAX_UNREAD_BYTES = 256 << 20
