@@ -66,6 +66,26 @@ def test_published_output_is_in_no_later_manifest_though_a_barrier_passed_before
     assert set(world.output.values()) == {1}
 
 
+@pytest.mark.parametrize(("interval_ms", "together"), [(100, True), (1000, False)])
+def test_a_permit_that_no_output_waits_for_goes_with_a_trigger_that_is_due_soon(
+    world_of, graph_of, interval_ms, together
+):
+    world = world_of(graph_of(checkpoint_interval_ms=interval_ms)).start()
+    world.auto_ack = False
+    world.pass_time(interval_ms)
+    trigger = next(message for _, message in world.sent if isinstance(message, msg.TriggerCheckpoint))
+    world.sent.clear()
+    for worker in world.workers.values():
+        for report in worker.acks(trigger):
+            snapshots = [msgspec.structs.replace(ack.snapshot, committables=()) for ack in report.acks]
+            acks = tuple(msgspec.structs.replace(a, snapshot=s) for a, s in zip(report.acks, snapshots, strict=True))
+            world.post(ev.WorkerReported(worker.worker_id, msgspec.structs.replace(report, acks=acks)))
+    assert len(world.manifests()) == 1
+    assert kinds(world) == ([] if together else ["CheckpointCompleted"] * 2)
+    world.pass_time(interval_ms)
+    assert kinds(world) == ["CheckpointCompleted"] * 2 + ["TriggerCheckpoint"] * 2
+
+
 def test_no_checkpoint_before_the_sources_know_their_splits(world_of):
     world = world_of()
     world.hold_discovery = True
