@@ -84,9 +84,7 @@ def restored(store, subtasks):
                 clipped = clip_keyed(state, own)
                 if clipped is not None:
                     files = [AscendingReader(SegmentFile(segment, read)) for segment in clipped.segments]
-                    found["rows"] += sum(
-                        t.num_rows for file in files for t in read_visible(file, (), own)
-                    )
+                    found["rows"] += sum(t.num_rows for file in files for t in read_visible(file, (), own))
         times.append(time.process_time() - began)
     return {**found, "cpu_s": round(sum(times), 2), "longest_s": round(max(times), 2)}
 

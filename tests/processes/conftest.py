@@ -21,7 +21,14 @@ from penstock.core.clock import SystemClock
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
-from penstock.graph.task_deployment import ExecutionId, TaskDeployment, encode_deployment
+from penstock.graph.task_deployment import (
+    ChannelId,
+    ExecutionId,
+    InputChannelSpec,
+    InputSpec,
+    TaskDeployment,
+    encode_deployment,
+)
 from penstock.rpc.messages import (
     DeployTasks,
     FromWorker,
@@ -39,6 +46,7 @@ from penstock.rpc.messages import (
 from penstock.taskmanager.memory_division import divided
 from penstock.taskmanager.supervisor import Supervisor, SupervisorConfig
 
+SCHEMA = schema_to_text(pa.schema([("x", pa.int64())]))
 PROBE = Path(__file__).parent / "probe"
 WAIT_SECONDS = 60
 #: More heartbeats than the short lease takes: they are sent every tenth of a second at most.
@@ -142,6 +150,15 @@ class Stage:
         command = {"requirements": (), "python_path": (str(PROBE),), "managed_memory_bytes": 1 << 26, **options}
         self.supervisor.handle(StartWorker(worker_id=worker_id, job_id="job", slot=slot, **command))
 
+    def open_channels(self, worker_id, count):
+        """Let the worker run a subtask with so many input channels, on which nothing arrives."""
+        channels = tuple(InputChannelSpec(ChannelId(0, n, 0, 1), worker_id, "") for n in range(count))
+        inputs = (InputSpec(input_index=0, schema=SCHEMA, channels=channels),)
+        head = OperatorSpec(uid="print", name="print", kind="print", config={"name": "x"}, output_schema=SCHEMA)
+        task = msgspec.structs.replace(deployment(""), operators=(head,), inputs=inputs)
+        message = DeployTasks(job_id="job", generation=1, tasks=(encode_deployment(task),))
+        self.supervisor.handle(ToWorker(worker_ids=(worker_id,), command=encode(message)))
+
     def probe(self, worker_id, run):
         """Let the worker run one of the probe's functions."""
         message = DeployTasks(job_id="job", generation=1, tasks=(encode_deployment(deployment(run)),))
@@ -149,10 +166,9 @@ class Stage:
 
 
 def deployment(run: str) -> TaskDeployment:
-    schema = schema_to_text(pa.schema([("x", pa.int64())]))
-    spec = SourceSpec(factory="worker_probe:ProbeFactory", config={"run": run}, schema=schema, bounded=True)
+    spec = SourceSpec(factory="worker_probe:ProbeFactory", config={"run": run}, schema=SCHEMA, bounded=True)
     operator = OperatorSpec(
-        uid="probe", name="probe", kind="source", config={"source": msgspec.to_builtins(spec)}, output_schema=schema
+        uid="probe", name="probe", kind="source", config={"source": msgspec.to_builtins(spec)}, output_schema=SCHEMA
     )
     return TaskDeployment(
         job_id="job",

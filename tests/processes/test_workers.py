@@ -198,6 +198,32 @@ async def test_a_worker_beyond_its_memory_limit_is_killed_with_the_reason(stage_
         await stage.close()
 
 
+async def test_network_memory_is_lent_to_workers_returned_and_never_more_than_there_is(stage_with):
+    """A slot is guaranteed 64 MB and 256 MB are shared; each worker needs 400 MB beyond 64."""
+    settings = TaskManagerSettings(network_memory_fraction=0.0, network_memory_min_bytes=512 << 20)
+    stage = stage_with(memory=divided(settings, 4, 8 << 30, "--memory"))
+    await stage.open()
+    lent = lambda wanted: stage.jobmanager.until(
+        lambda r: isinstance(r, Heartbeat) and r.sequence > heard and r.network_lent_bytes == wanted << 20
+    )
+    heard = 0
+    try:
+        for number, worker_id in enumerate(("w1", "w2")):
+            stage.start(worker_id, slot=number)
+            await stage.jobmanager.ready(worker_id)
+            stage.open_channels(worker_id, 228)
+            await lent(256)
+        loans = stage.supervisor._network._loans
+        await stage.jobmanager.until(lambda _: [loan.held_bytes >> 20 for loan in loans.values()] == [128, 128])
+        heard = max(report.sequence for report in stage.jobmanager.reports if isinstance(report, Heartbeat))
+        for worker_id in ("w1", "w2"):
+            stage.supervisor.handle(StopWorker(worker_id=worker_id))
+            await stage.jobmanager.exited(worker_id)
+        await lent(0)
+    finally:
+        await stage.close()
+
+
 async def test_a_worker_whose_job_wants_more_memory_than_a_slot_has_is_not_started(stage_with):
     stage = stage_with(memory=divided(TaskManagerSettings(), 4, 1 << 30, "--memory"))
     await stage.open()

@@ -14,6 +14,8 @@ class World:
     def __init__(self, floating):
         self.gate = GateCredit(EXCLUSIVE, floating)
         self.floating = floating
+        #: Its share of floating bytes was made smaller.
+        self.reduced = False
         self.senders = [SenderCredit(own) for own in EXCLUSIVE]
         self.waiting = [[] for _ in range(CHANNELS)]
         self.data = [[] for _ in range(CHANNELS)]
@@ -46,6 +48,12 @@ class World:
         for channel, amount, own in self.gate.resize(window):
             self.grants[channel].append((amount, own))
 
+    def share(self, floating):
+        self.reduced |= floating < self.floating
+        self.floating = floating
+        for channel, amount in self.gate.share(floating):
+            self.grants[channel].append((amount, 0))
+
     def deliver(self, channel):
         if self.grants[channel]:
             amount, window = self.grants[channel].pop(0)
@@ -55,7 +63,7 @@ class World:
     def check(self):
         gate = self.gate
         assert gate.floating_free + sum(gate.floating_held) == self.floating
-        assert gate.floating_free >= 0
+        assert gate.floating_free >= 0 or self.reduced
         for c in range(CHANNELS):
             granted = sum(amount for amount, _ in self.grants[c])
             at_sender = self.senders[c].balance + granted + sum(cost for cost, _ in self.data[c])
@@ -66,7 +74,7 @@ class World:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["put", "send", "arrive", "consume", "deliver", "resize"]),
+        st.sampled_from(["put", "send", "arrive", "consume", "deliver", "resize", "share"]),
         st.integers(0, CHANNELS - 1),
         st.integers(1, 350),
     ),
@@ -82,6 +90,8 @@ def test_credit_is_conserved_and_everything_arrives_in_the_end(steps, floating):
             world.put(channel, size)
         elif what == "resize":
             world.resize(size // 3)
+        elif what == "share":
+            world.share(size - 1)
         else:
             getattr(world, what)(channel)
         world.check()
@@ -92,6 +102,7 @@ def test_credit_is_conserved_and_everything_arrives_in_the_end(steps, floating):
         world.check()
     assert world.waiting == [[], [], []]
     assert all(not queue for queue in world.data + world.queued)
+    assert world.gate.floating_free >= 0, "what is above a smaller share has not been returned"
 
 
 @given(STEPS, st.integers(1, 99))
@@ -101,7 +112,7 @@ def test_a_window_bounds_the_bytes_in_flight_beyond_one_message(steps, window):
     for what, channel, size in steps:
         if what == "put":
             world.put(channel, size)
-        elif what != "resize":
+        elif what not in ("resize", "share"):
             getattr(world, what)(channel)
         for c in range(CHANNELS):
             in_flight = [cost for cost, _ in world.data[c]] + world.queued[c]

@@ -21,6 +21,7 @@ from penstock.graph.job_graph import required_slots
 from penstock.jobmanager.deploy.job_status import JobStatus
 
 if TYPE_CHECKING:
+    from tests.sim.worker import TaskManager
     from tests.sim.world import World
 
     from penstock.graph.job_graph import JobGraph
@@ -227,10 +228,17 @@ class Checks:
 
     def _check_gate(self, gate: InputGate) -> None:
         credit = gate._credit
-        if min(credit.outstanding, default=0) < 0 or min(credit.queued, default=0) < 0 or credit.floating_free < 0:
+        if min(credit.outstanding, default=0) < 0 or min(credit.queued, default=0) < 0:
             self._world.scheduler.fail("negative credit at a gate")
         if credit.floating_free + sum(credit.floating_held) != credit.floating_total:
             self._world.scheduler.fail("floating credit leaked")
+
+    def shared(self, manager: TaskManager) -> None:
+        """The gates of a worker have got another share: with the others' they stay within the network memory."""
+        pool = manager.network
+        held = sum(max(0, worker.network_bytes - pool.guaranteed_bytes) for worker in manager.workers.values())
+        if held > pool.shared_bytes:
+            self._world.scheduler.fail(f"{manager.name}: workers use {held} of {pool.shared_bytes} shared bytes")
 
     # --- a change of the leader -------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import pytest
 from tests.sim.adoption_mutants import ADOPTION
 from tests.sim.election_mutants import ELECTION
 from tests.sim.mutants import MUTANTS, Mutant
+from tests.sim.network_memory_mutants import NETWORK_MEMORY
 from tests.sim.preparation_mutants import PREPARATION
 from tests.sim.region_mutants import REGIONS
 from tests.sim.scheduler import SimulationError
@@ -26,7 +27,9 @@ def caught_by(mutant: Mutant) -> tuple[int, str] | None:
 
 
 @pytest.mark.parametrize(
-    "mutant", [*MUTANTS, *ELECTION, *ADOPTION, *REGIONS, *SCHEDULING, *PREPARATION], ids=lambda mutant: mutant.name
+    "mutant",
+    [*MUTANTS, *ELECTION, *ADOPTION, *REGIONS, *SCHEDULING, *PREPARATION, *NETWORK_MEMORY],
+    ids=lambda mutant: mutant.name,
 )
 def test_a_planted_fault_is_caught(mutant):
     found = caught_by(mutant)

@@ -22,6 +22,7 @@ from penstock.task.chain.environment import TaskEnvironment
 from penstock.task.drive.runtime import TaskRuntime
 from penstock.task.drive.subtask import StepResult
 from penstock.taskmanager.copy_folders import CopyFolders
+from penstock.taskmanager.network_pool import NetworkPool
 
 if TYPE_CHECKING:
     from tests.sim.leader import Leader
@@ -163,6 +164,8 @@ class Worker:
         self.dead = False
         #: Generation of the newest leader that has asked what runs here.
         self.asked_by = 0
+        #: The most network memory that its gates may hold.
+        self.network_bytes = 0
         self.inbox = Lane(world)
         self._outbox = Lane(world)
         self.network = MemoryNetwork(worker_id, world.transport, world.clock)
@@ -176,7 +179,8 @@ class Worker:
             blocking=Background(self, "blocking"),
             slow_calls=SlowCalls(world.clock),
             managed_memory_bytes=world.plan.managed_memory_bytes,
-            network_memory_bytes=world.plan.network_memory_bytes,
+            network_memory_bytes=None if manager.network is None else manager.network.guaranteed_bytes,
+            tell_need=self._tell_need,
             state_dir=world.folder / self.worker_id,
             copies_dir=manager.copies.folder_of(entry.job_id),
             beside=beside,
@@ -204,6 +208,23 @@ class Worker:
             self.world.checks.obeyed_earlier(self.worker_id, type(command).__name__)
         if isinstance(command, msg.AskTasks):
             self.asked_by = max(self.asked_by, command.generation)
+        if isinstance(command, msg.NetworkShare):
+            self.network_bytes = max(self.network_bytes, command.total_bytes)
+            self.world.swarm.seen("network-share")
+            self.world.checks.shared(self.manager)
+            self._return_memory(command)
+
+    def _tell_need(self, need: msg.NetworkNeed) -> None:
+        self._outbox.send("NetworkNeed", lambda: self.manager.needs(self, need), owner=self.manager.owner)
+
+    def _return_memory(self, share: msg.NetworkShare) -> None:
+        """Look again with each renewal of the lease until the gates keep to the share, or to a later one."""
+        self.runtime.release()
+        if self.runtime._network.keeps:
+            self.network_bytes = self.runtime._network._total
+        elif share.number == self.runtime._network._number:
+            again = partial(self._return_memory, share)
+            self.world.scheduler.at(20, "renewal", again, owner=self.owner)
 
     def kill(self) -> None:
         """SIGKILL: nothing more of it happens; its peers hear of it at once or a little later."""
@@ -211,6 +232,7 @@ class Worker:
             return
         self.dead = True
         self.manager.workers.pop(self.worker_id, None)
+        self.manager.took_back(self)
         world = self.world
         world.swarm.seen("compaction", sum(subtask._compactor.completed for subtask in self.runtime.subtasks))
         prepared = [subtask._services.prepared for subtask in self.runtime.subtasks]
@@ -234,7 +256,7 @@ class Worker:
 
     def ended(self) -> None:
         """A subtask is over."""
-        self.world.scheduler.at(5, "release", self.runtime.release_ended, owner=self.owner)
+        self.world.scheduler.at(5, "release", self.runtime.release, owner=self.owner)
 
     def _report(self, message: msg.WorkerReport) -> None:
         data = msg.encode(message)
@@ -253,11 +275,27 @@ class TaskManager:
         self.dead = False
         self.session: Session | None = None
         self.workers: dict[str, Worker] = {}
+        guaranteed = world.plan.network_memory_bytes
+        self.network = None if guaranteed is None else NetworkPool(2 * slots * guaranteed, slots)
         self.copies = CopyFolders(world.folder / "copies" / self.name, world.clock)
         self._starting: dict[str, list[bytes]] = {}
         #: Of the workers, as it registers them.
         self._entries: dict[str, msg.RegisteredWorker] = {}
         self._beside: dict[str, bool] = {}
+
+    def needs(self, worker: Worker, need: msg.NetworkNeed) -> None:
+        """A worker tells what its gates need."""
+        if not worker.dead and self.network is not None:
+            self._send_shares(self.network.needs(worker.worker_id, need))
+
+    def took_back(self, worker: Worker) -> None:
+        """A worker has ended."""
+        if self.network is not None:
+            self._send_shares(self.network.ended(worker.worker_id))
+
+    def _send_shares(self, shares: list[tuple[str, msg.NetworkShare]]) -> None:
+        for worker_id, share in shares:
+            self.workers[worker_id].take(msg.encode(share))
 
     # --- the stream to the leader -------------------------------------------------------------------------------------
 

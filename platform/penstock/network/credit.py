@@ -119,6 +119,20 @@ class GateCredit:
             announced.append((channel, self._return_credit(channel), self._windows[channel]))
         return announced
 
+    def share(self, floating: int) -> list[tuple[int, int]]:
+        """Change the floating bytes of all channels; return (channel, bytes) to grant.
+
+        Channels that hold more return them as their rows are consumed: `floating_free` is negative until then.
+        """
+        self.floating_free += floating - self.floating_total
+        self.floating_total = floating
+        return self._serve_waiting()
+
+    @property
+    def bound(self) -> int:
+        """Return the most bytes that all channels may hold."""
+        return sum(self._windows) + self.floating_total
+
     def cost(self, channel: int, size: int) -> int:
         """Return the cost of a message of `size` bytes, by the same rule as the sender."""
         return _cost(size, self.exclusive[channel])
@@ -179,7 +193,7 @@ class GateCredit:
         return self._backlog[channel] - self.outstanding[channel] - self.unannounced[channel]
 
     def _take_floating(self, channel: int) -> int:
-        taken = min(max(0, self._shortfall(channel)), self.floating_free)
+        taken = max(0, min(self._shortfall(channel), self.floating_free))
         self.floating_free -= taken
         self.floating_held[channel] += taken
         self.outstanding[channel] += taken
@@ -191,7 +205,7 @@ class GateCredit:
 
     def _serve_waiting(self) -> list[tuple[int, int]]:
         grants: list[tuple[int, int]] = []
-        while self.floating_free and self._waiting:
+        while self.floating_free > 0 and self._waiting:
             channel = self._waiting.popleft()
             taken = self._take_floating(channel)
             if taken:

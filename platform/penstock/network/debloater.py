@@ -36,6 +36,11 @@ class Debloater:
         self._polled_ms = clock.monotonic_ms()
         self._idle = True
 
+    def limit(self, most_bytes: int) -> int:
+        """Change the most bytes in flight on a channel; return the window."""
+        self._most, self.window = most_bytes, min(self.window, most_bytes)
+        return self.window
+
     def polled(self, bytes_in: int, *, idle: bool) -> int | None:
         """Take the bytes that the subtask has processed since its start; return the new window if it changes.
 

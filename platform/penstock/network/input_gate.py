@@ -21,7 +21,7 @@ from penstock.core.schema import schema_from_text
 from penstock.network.credit import GateCredit
 from penstock.network.debloater import Debloater
 from penstock.network.in_flight import OvertakenRows, QueuedRows
-from penstock.network.network_memory import GateShare, gate_want
+from penstock.network.network_memory import GateShare, GateWant, gate_want
 from penstock.network.subpartition import CombinedRows, ConnectionLostError
 
 if TYPE_CHECKING:
@@ -85,17 +85,15 @@ class InputGate:
             schema = schema_from_text(spec.schema) if spec.schema else None
             for channel in spec.channels:
                 self._channels.append(_Channel(channel, spec.input_index, schema, edge=spec.overtakes))
-        want = gate_want(inputs, settings)
-        exclusive = want.exclusive
-        self._credit = GateCredit(exclusive, want.floating if share is None else share.floating)
-        most = max(exclusive, default=1)
-        if share is not None and share.window is not None:
-            most = min(most, share.window)
-            self._credit.resize(most)
+        self._want = want = gate_want(inputs, settings)
+        self._share = GateShare(None, want.floating) if share is None else share
+        self._credit = GateCredit(want.exclusive, self._share.floating)
+        most = self._most_bytes()
+        self._credit.resize(most)
         target_ms = settings.buffer_debloat_target_ms
         self._debloater: Debloater | None = None
         if target_ms and clock is not None:
-            self._debloater = Debloater(target_ms, len(exclusive), most, clock)
+            self._debloater = Debloater(target_ms, len(want.exclusive), most, clock)
             self._credit.resize(self._debloater.window)
         self._on_data = on_data
         self._lock = threading.Lock()
@@ -439,6 +437,36 @@ class InputGate:
     def finished(self, channel: int) -> bool:
         """Return whether the end of input has arrived on `channel`."""
         return self._channels[channel].end_received
+
+    # --- network memory -----------------------------------------------------------------------------------------------
+
+    @property
+    def want(self) -> GateWant:
+        """Return the network memory that the gate uses if there is enough."""
+        return self._want
+
+    def resize(self, share: GateShare) -> None:
+        """Change the bound of the gate's memory, from any thread; see `keeps_to_share`."""
+        with self._lock:
+            before, self._share = self._share, share
+            grants: list[tuple[int, ...]] = list(self._credit.share(share.floating))
+            if share.window != before.window:
+                most = self._most_bytes()
+                grants += self._credit.resize(most if self._debloater is None else self._debloater.limit(most))
+            calls = self._callbacks(grants)
+        for call in calls:
+            call()
+
+    @property
+    def keeps_to_share(self) -> bool:
+        """Return whether the gate is within its newest share: rows above a smaller one are consumed first."""
+        with self._lock:
+            return self._credit.floating_free >= 0 and self.bytes_queued <= self._credit.bound
+
+    def _most_bytes(self) -> int:
+        """Return the most bytes in flight on a channel."""
+        most, window = max(self._want.exclusive, default=1), self._share.window
+        return most if window is None else min(most, window)
 
     def _make_ready(self, channel: int) -> bool:
         """Put the channel into the round if it has an element; return whether the task must be woken."""

@@ -1,4 +1,4 @@
-"""The network memory of a worker, divided among the gates of its subtasks: pure, asked by `task.drive.runtime`.
+"""The network memory of a worker, divided among the gates of its subtasks: pure, asked by `task.drive.network_shares`.
 
 Every channel has a guaranteed part, its window, so that no channel waits for another one. What remains is shared: each
 gate gets floating bytes in proportion to those it wants. Bounded are rows that have arrived or were granted; a sender
@@ -31,6 +31,11 @@ class GateWant:
     exclusive: tuple[int, ...]
     #: Of all its channels together.
     floating: int
+
+    @property
+    def total(self) -> int:
+        """Both; 0 without channels."""
+        return sum(self.exclusive) + self.floating if self.exclusive else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ def gate_shares(total_bytes: int, wants: Sequence[GateWant]) -> list[GateShare]:
     if least > total_bytes:
         raise UsageError(
             f"the {len(exclusive)} input channels of this slot need {megabytes(least)} of network memory, but a slot"
-            f" has {whole(total_bytes)}",
+            f" is guaranteed {whole(total_bytes)}",
             hint="raise taskmanager.memory or taskmanager.network_memory_min, or lower the parallelism",
         )
     return [GateShare(_window(total_bytes, exclusive), 0) for _ in wants]

@@ -233,6 +233,14 @@ class LeaseRenewed(Message, frozen=True, kw_only=True):
     expires_monotonic_ms: float = 0.0
 
 
+class NetworkShare(Message, frozen=True, kw_only=True):
+    """Divide this much network memory among the worker's input gates: its guaranteed part and what it is lent."""
+
+    #: Counts the shares of the worker; `NetworkNeed` repeats it.
+    number: int
+    total_bytes: int
+
+
 WorkerCommand = (
     DeployTasks
     | DeployPeers
@@ -254,6 +262,7 @@ WorkerCommand = (
     | FinishTasks
     | AskTasks
     | LeaseRenewed
+    | NetworkShare
 )
 
 
@@ -458,8 +467,19 @@ WorkerReport = (
     | WorkerReady
     | TasksReported
 )
-#: All messages of a worker.
+#: All messages of a worker to the JobManager.
 WorkerMessage = WorkerReport | SubtaskAnswer
+
+# --- worker -> TaskManager (not relayed)
+
+
+class NetworkNeed(Message, frozen=True, kw_only=True):
+    """The network memory that the worker's gates use if there is enough."""
+
+    #: The newest share that its gates are within. 0: that of its start.
+    number: int
+    needed_bytes: int
+
 
 # --- TaskManager -> JobManager
 
@@ -479,6 +499,8 @@ class MemoryParts(msgspec.Struct, frozen=True, kw_only=True):
     framework_bytes: int = 0
     task_bytes: int = 0
     network_bytes: int = 0
+    #: The part of `network_bytes` that is lent to slots (`taskmanager.network_pool`).
+    network_shared_bytes: int = 0
     managed_bytes: int = 0
 
 
@@ -502,6 +524,8 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     sequence: int
     #: Worker id -> bytes of memory it holds (`process_control.unreclaimable_bytes`).
     worker_memory: dict[str, int] = msgspec.field(default_factory=dict)
+    #: The shared network memory that workers have.
+    network_lent_bytes: int = 0
     #: Resource usage of the process, with Flink's names.
     process: dict[str, float] = msgspec.field(default_factory=dict)
 
@@ -637,6 +661,7 @@ TaskManagerCommand = (
 _encoder = msgspec.msgpack.Encoder()
 _worker_commands: msgspec.msgpack.Decoder[WorkerCommand] = msgspec.msgpack.Decoder(WorkerCommand)
 _worker_reports: msgspec.msgpack.Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)
+_network_needs: msgspec.msgpack.Decoder[NetworkNeed] = msgspec.msgpack.Decoder(NetworkNeed)
 _taskmanager_commands: msgspec.msgpack.Decoder[tuple[TaskManagerCommand, ...]] = msgspec.msgpack.Decoder(
     tuple[TaskManagerCommand, ...]
 )
@@ -645,7 +670,7 @@ _taskmanager_reports: msgspec.msgpack.Decoder[tuple[TaskManagerReport, ...]] = m
 )
 
 
-def encode(message: WorkerCommand | WorkerMessage | TaskManagerCommand | TaskManagerReport) -> bytes:
+def encode(message: WorkerCommand | WorkerMessage | NetworkNeed | TaskManagerCommand | TaskManagerReport) -> bytes:
     """Return the encoded form of any message."""
     return _encoder.encode(message)
 
@@ -653,6 +678,11 @@ def encode(message: WorkerCommand | WorkerMessage | TaskManagerCommand | TaskMan
 def decode_worker_command(data: bytes) -> WorkerCommand:
     """Decode a message to a worker."""
     return _worker_commands.decode(data)
+
+
+def decode_network_need(data: bytes) -> NetworkNeed:
+    """Decode a message of a worker to its TaskManager."""
+    return _network_needs.decode(data)
 
 
 def decode_worker_report(data: bytes) -> WorkerMessage:

@@ -47,11 +47,6 @@ class MemoryDivision:
         return self.managed_bytes // self.slots
 
     @property
-    def slot_network_bytes(self) -> int:
-        """The network memory of one slot."""
-        return self.network_bytes // self.slots
-
-    @property
     def limit_bytes(self) -> int:
         """The memory above which a worker is killed."""
         return self.worker_limit_bytes or (self.total_bytes - self.framework_bytes) // self.slots

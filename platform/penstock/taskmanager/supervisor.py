@@ -35,6 +35,7 @@ from penstock.rpc.messages import (
     LeaseRenewed,
     LogText,
     MemoryParts,
+    NetworkShare,
     Registered,
     RegisteredWorker,
     RegisterTaskManager,
@@ -47,15 +48,17 @@ from penstock.rpc.messages import (
     ToWorker,
     WorkerExited,
     WorkerStartFailed,
+    decode_network_need,
     encode,
 )
 from penstock.taskmanager.copy_folders import CopyFolders
 from penstock.taskmanager.environments import Environments
 from penstock.taskmanager.memory_division import MemoryDivision
 from penstock.taskmanager.metrics import ProcessMetrics, RunningWorker
+from penstock.taskmanager.network_pool import NetworkPool
 from penstock.taskmanager.process_control import unreclaimable_bytes
 from penstock.taskmanager.template_messages import WorkerSpec
-from penstock.taskmanager.worker_control import WorkerProcess
+from penstock.taskmanager.worker_control import NETWORK_NEED, WorkerProcess
 from penstock.taskmanager.worker_logs import WorkerLogs, crash_place, tail_of
 
 
@@ -204,8 +207,10 @@ class Supervisor:
         self._clock = clock
         self._log = log
         self._logs = WorkerLogs(config.work_dir / "logs")
-        self._memory = config.memory
-        self._slots = SlotTable(0 if config.memory is None else config.memory.slots)
+        self._memory: MemoryDivision | None = None
+        self._slots, self._network = SlotTable(0), NetworkPool(0, 0)
+        if config.memory is not None:
+            self.set_memory(config.memory)
         self._workers: dict[str, WorkerProcess] = {}
         #: Requested workers by slot, whose killed predecessor still holds it.
         self._waiting: dict[int, StartWorker] = {}
@@ -233,6 +238,7 @@ class Supervisor:
         """Set the slots and their memory; only before the registration."""
         self._memory = memory
         self._slots = SlotTable(memory.slots)
+        self._network = NetworkPool(memory.network_bytes, memory.slots)
 
     def connect(self, link: Link) -> None:
         """Use this link from now on."""
@@ -253,7 +259,7 @@ class Supervisor:
                 if not worker.stopping
             ),
             metrics_address=self.metrics_address,
-            memory=_parts(self._memory),
+            memory=self._parts(),
         )
 
     def handle(self, command: TaskManagerCommand) -> None:
@@ -377,6 +383,7 @@ class Supervisor:
             taskmanager_id=self._config.taskmanager_id,
             sequence=self._sequence,
             worker_memory=memory,
+            network_lent_bytes=self._network.lent_bytes,
             process=self._process_metrics.own(),
         )
         self._send(heartbeat)
@@ -414,7 +421,7 @@ class Supervisor:
             taskmanager_id=self._config.taskmanager_id,
             slot=command.slot,
             managed_memory_bytes=self._memory.granted(command.managed_memory_bytes),
-            network_memory_bytes=self._memory.slot_network_bytes,
+            network_memory_bytes=self._network.guaranteed_bytes,
             memory_limit_bytes=self._memory.limit_bytes,
             lease_ms=self._registered.worker_lease_ms,
             log_path=str(self._logs.path_of(command.worker_id)),
@@ -478,7 +485,15 @@ class Supervisor:
                 self._start_failed(worker_id, "it was stopped before its slot was free")
 
     def _relay(self, worker: WorkerProcess, report: bytes) -> None:
+        if report.startswith(NETWORK_NEED):
+            need = decode_network_need(report[len(NETWORK_NEED) :])
+            self._send_shares(self._network.needs(worker.worker_id, need))
+            return
         self._send(FromWorker(taskmanager_id=self._config.taskmanager_id, worker_id=worker.worker_id, report=report))
+
+    def _send_shares(self, shares: list[tuple[str, NetworkShare]]) -> None:
+        for worker_id, share in shares:
+            self._workers[worker_id].send(encode(share))
 
     def _worker_exited(self, worker_id: str, returncode: int) -> None:
         worker = self._workers.get(worker_id)
@@ -505,6 +520,7 @@ class Supervisor:
     def _forget(self, worker: WorkerProcess) -> None:
         self._workers.pop(worker.worker_id, None)
         self._slots.free(worker.worker_id)
+        self._send_shares(self._network.ended(worker.worker_id))
         shutil.rmtree(worker.spec.state_dir, ignore_errors=True)
         self._copies.worker_ended(worker.spec.job_id, worker.worker_id, worker.spec.slot)
         self._ended += 1
@@ -519,21 +535,22 @@ class Supervisor:
             return self._logs.tail(command.worker_id, command.max_bytes)
         return tail_of(self._config.work_dir / "taskmanager.log", command.max_bytes)
 
+    def _parts(self) -> MemoryParts:
+        memory = self._memory
+        if memory is None:
+            return MemoryParts()
+        return MemoryParts(
+            total_bytes=memory.total_bytes,
+            framework_bytes=memory.framework_bytes,
+            task_bytes=memory.task_bytes,
+            network_bytes=memory.network_bytes,
+            network_shared_bytes=self._network.shared_bytes,
+            managed_bytes=memory.managed_bytes,
+        )
+
     def _send(self, report: TaskManagerReport) -> None:
         if self._link is not None:
             self._link.send(report)
-
-
-def _parts(memory: MemoryDivision | None) -> MemoryParts:
-    if memory is None:
-        return MemoryParts()
-    return MemoryParts(
-        total_bytes=memory.total_bytes,
-        framework_bytes=memory.framework_bytes,
-        task_bytes=memory.task_bytes,
-        network_bytes=memory.network_bytes,
-        managed_bytes=memory.managed_bytes,
-    )
 
 
 def log_to_stderr(text: str) -> None:

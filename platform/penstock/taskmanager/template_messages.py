@@ -23,6 +23,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     taskmanager_id: str
     slot: int
     managed_memory_bytes: int
+    #: The guaranteed part of its slot.
     network_memory_bytes: int
     #: Memory above which the worker is killed.
     memory_limit_bytes: int

@@ -39,7 +39,7 @@ from penstock.taskmanager.process_control import (
 )
 from penstock.taskmanager.template_messages import WorkerSpec
 from penstock.taskmanager.told_exit import tell_exits
-from penstock.taskmanager.worker_control import LEASE_ACK, ControlClosedError, WorkerControl
+from penstock.taskmanager.worker_control import LEASE_ACK, NETWORK_NEED, ControlClosedError, WorkerControl
 
 if TYPE_CHECKING:
     from penstock.task.drive.runtime import TaskRuntime
@@ -71,18 +71,18 @@ def run_worker(control_socket: socket.socket, spec: WorkerSpec) -> int:
     clock = SystemClock()
     control = WorkerControl(control_socket)
 
-    def report(message: WorkerMessage) -> None:
+    def send(data: bytes) -> None:
         try:
-            control.send(encode(message))
+            control.send(data)
         except ControlClosedError as error:
             # Without a supervisor no further work may have an effect: exit.
             sys.stderr.write(f"penstock worker: {error}\n")
             sys.stderr.flush()
             os._exit(0)
 
-    runtime, sampler, endpoint = _start_runtime(spec, clock, report)
+    runtime, sampler, endpoint = _start_runtime(spec, clock, send)
     arm_lease(spec.lease_ms)
-    report(WorkerReady(worker_id=spec.worker_id, endpoint=endpoint, pid=os.getpid()))
+    send(encode(WorkerReady(worker_id=spec.worker_id, endpoint=endpoint, pid=os.getpid())))
     loop = _ControlLoop(spec, clock, control, runtime, sampler)
     try:
         loop.run()
@@ -111,7 +111,7 @@ class _ControlLoop:
                 self._renew(command)
                 self._control.send(LEASE_ACK)
                 self._send_metrics()
-                self._runtime.release_ended()
+                self._runtime.release()
             if isinstance(command, SampleStacks):
                 self._sampler.ask(command)
             elif isinstance(command, DumpThreads):
@@ -146,7 +146,7 @@ class _ControlLoop:
 
 
 def _start_runtime(
-    spec: WorkerSpec, clock: Clock, report: Callable[[WorkerMessage], None]
+    spec: WorkerSpec, clock: Clock, send: Callable[[bytes], None]
 ) -> tuple[TaskRuntime, StackSampler, str]:
     # Imported here: the supervisor imports neighbouring modules and must not load the data path.
     from penstock.network.connection import WorkerNetwork
@@ -158,6 +158,9 @@ def _start_runtime(
     from penstock.task.drive.stack_sampler import StackSampler
     from penstock.task.drive.threads import ParallelReads, ThreadBackground, ThreadDriver
     from penstock.taskmanager.checkpoint_root import require_writable
+
+    def report(message: WorkerMessage) -> None:
+        send(encode(message))
 
     tls = Tls(*map(Path, spec.certificates)) if spec.certificates else None
     trust = Trust(spec.key, tls)
@@ -173,6 +176,7 @@ def _start_runtime(
         gather=ParallelReads(ThreadBackground("ps-reads", READING_THREADS)),
         managed_memory_bytes=spec.managed_memory_bytes,
         network_memory_bytes=spec.network_memory_bytes,
+        tell_need=lambda need: send(NETWORK_NEED + encode(need)),
         state_dir=Path(spec.state_dir),
         copies_dir=Path(spec.copies_dir),
         beside=spec.beside,

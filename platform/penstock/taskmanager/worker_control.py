@@ -27,6 +27,8 @@ MAX_FRAME_BYTES = 256 << 20
 SEND_DEADLINE_SECONDS = 10.0
 #: A worker's answer to every lease renewal, which shows that its control loop runs.
 LEASE_ACK = b""
+#: First byte of a worker's `NetworkNeed`, which is for its supervisor; it begins no encoded message.
+NETWORK_NEED = b"\x00"
 
 
 class ControlClosedError(PenstockError):

@@ -261,6 +261,49 @@ def test_a_gate_announces_its_share_of_the_network_memory_and_gives_no_more(net,
     assert granted[1:] == [(2_000, 0)]  # what it took, although the sender has a megabyte waiting
 
 
+@pytest.mark.parametrize("target_ms", [0, 1_000])
+def test_a_gate_that_gets_another_share_announces_it_and_keeps_to_a_smaller_one_once_its_rows_are_consumed(
+    net, target_ms
+):
+    channels = tuple(InputChannelSpec(ChannelId(0, sender, 0, 1), "w", "memory:w") for sender in range(2))
+    spec = InputSpec(input_index=0, schema=schema_to_text(net.SCHEMA), channels=channels)
+    settings = JobSettings(checkpoint_root="memory://x", buffer_debloat_target_ms=target_ms)
+    gate = InputGate((spec,), settings, lambda: None, clock=ManualClock(), share=GateShare(1_000, 0))
+    windows = []
+    gate.connect(0, lambda amount, window=0: windows.append(window))
+    gate.resize(GateShare(None, 500))
+    full = 1_000 if target_ms else 2 << 20  # without a measurement it does not grow
+    assert windows == [1_000, full]
+    gate.resize(GateShare(None, 700))
+    assert windows == [1_000, full]
+    gate.receive(0, Outgoing(Batch(net.rows(1)), 900, 0, 0))
+    assert gate.keeps_to_share
+    gate.resize(GateShare(300, 0))
+    assert windows == [1_000, full, 300]
+    assert not gate.keeps_to_share
+    assert gate.poll() is not None
+    assert gate.keeps_to_share
+    assert gate.want.total == (2 * 2 + 8) << 20
+
+
+def test_a_gate_keeps_to_a_smaller_share_once_it_has_its_floating_bytes_back(net):
+    channels = tuple(InputChannelSpec(ChannelId(0, sender, 0, 1), "w", "memory:w") for sender in range(2))
+    spec = InputSpec(input_index=0, schema=schema_to_text(net.SCHEMA), channels=channels)
+    settings = JobSettings(checkpoint_root="memory://x", buffer_size_bytes=100)
+    gate, granted = InputGate((spec,), settings, lambda: None, share=GateShare(None, 400)), []
+    gate.connect(0, lambda amount, window=0: granted.append(amount))
+    gate.receive(0, Outgoing(Batch(net.rows(1)), 100, 300, 0))
+    assert granted == [200, 200]  # its backlog beyond what is outstanding
+    gate.resize(GateShare(None, 50))
+    assert not gate.keeps_to_share
+    assert gate.poll() is not None
+    assert not gate.keeps_to_share
+    gate.receive(0, Outgoing(Batch(net.rows(1)), 100, 200, 1))
+    assert granted == [200, 200]
+    assert gate.poll() is not None
+    assert gate.keeps_to_share
+
+
 def test_a_closed_gate_ignores_what_still_arrives(net):
     sender = Sender(net)
     sender.rows(0)

@@ -35,7 +35,7 @@ def test_too_little_for_every_channel_is_refused_with_both_sizes_and_the_way_out
         gate_shares(1 * MB, wants)
     text = str(caught.value)
     assert text.startswith(
-        "the 128 input channels of this slot need 2 MB of network memory, but a slot has 1 MB (raise"
+        "the 128 input channels of this slot need 2 MB of network memory, but a slot is guaranteed 1 MB (raise"
     )
     assert "taskmanager.network_memory_min" in text
 

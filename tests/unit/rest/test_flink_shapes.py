@@ -91,8 +91,9 @@ MANAGER = TaskManagerView(
     metrics_address="127.0.0.1:9", process={"Status.JVM.Memory.Heap.Used": 5.0, "Status.JVM.Memory.Heap.Max": 99.0},
     memory=MemoryParts(
         total_bytes=1 << 30, framework_bytes=128 << 20, task_bytes=400 << 20, network_bytes=96 << 20,
-        managed_bytes=400 << 20,
+        network_shared_bytes=48 << 20, managed_bytes=400 << 20,
     ),
+    network_lent_bytes=9 << 20,
 )  # fmt: skip
 
 
@@ -125,6 +126,9 @@ def test_the_used_memory_of_a_taskmanager_is_that_of_its_workers():
     assert {part: shown[f"nettyShuffleMemory{part}"] for part in parts} == parts
     assert {part: values[f"Status.Shuffle.Netty.{part}Memory"] for part in parts} == parts
     assert values["Status.Flink.Memory.Managed.Used"] == 14
+    network = {"guaranteed": 48 << 20, "shared": 48 << 20, "lent": 9 << 20, "used": 10}
+    assert flink_cluster.taskmanager_detail(view)["networkMemory"] == network
+    assert {what: values[f"Status.Penstock.Network.Memory.{what.title()}"] for what in network} == network
 
 
 @pytest.mark.parametrize("settings", [JobSettings(), JobSettings(checkpoint_interval_ms=5)])

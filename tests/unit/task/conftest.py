@@ -40,6 +40,7 @@ from penstock.rpc.messages import (
     DeployTasks,
     FinishTasks,
     InputEnded,
+    NetworkNeed,
     TaskState,
     TriggerCheckpoint,
 )
@@ -274,6 +275,7 @@ class World:
         self.background = Deferred()
         self.blocking = Deferred()
         self.reports: list[Any] = []
+        self.needs: list[NetworkNeed] = []
         self.settings = settings or JobSettings(checkpoint_root="memory://unit", buffer_timeout_ms=0)
         self.sources = [Source() for _ in range(sources)]
         self.sink = Sink()
@@ -290,6 +292,7 @@ class World:
             blocking=self.blocking,
             slow_calls=SlowCalls(self.clock),
             network_memory_bytes=self.network_memory_bytes,
+            tell_need=self.needs.append,
             state_dir=self.state_dir,
             open_store=lambda _uri: self.store,
             create_operator=lambda kind: self._new[kind].popleft(),

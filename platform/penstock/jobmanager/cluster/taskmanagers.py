@@ -139,6 +139,7 @@ class _Manager:
     heartbeat_ms: int
     workers: dict[str, _Worker] = field(default_factory=dict)
     process: dict[str, float] = field(default_factory=dict)
+    network_lent_bytes: int = 0
 
 
 class TaskManagers:
@@ -321,7 +322,7 @@ class TaskManagers:
         match report:
             case msg.Heartbeat():
                 session.send(msg.HeartbeatAck(sequence=report.sequence))
-                manager.process = report.process
+                manager.process, manager.network_lent_bytes = report.process, report.network_lent_bytes
                 for worker_id, held in report.worker_memory.items():
                     if worker_id in manager.workers:
                         manager.workers[worker_id].memory_bytes = held
@@ -421,6 +422,7 @@ class TaskManagers:
                 ),
                 metrics_address=manager.session.registration.metrics_address,
                 memory=manager.session.registration.memory,
+                network_lent_bytes=manager.network_lent_bytes,
                 process=manager.process,
             )
             for name, manager in sorted(self._managers.items())

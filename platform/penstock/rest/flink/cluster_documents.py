@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import NotFoundError
-from penstock.rest.flink.documents import job_overview, slots_resource, taskmanager
+from penstock.rest.flink.documents import job_overview, network_memory, slots_resource, taskmanager
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -151,6 +151,7 @@ def taskmanager_values(view: TaskManagerView) -> dict[str, float | str]:
         "Status.Flink.Memory.Managed.Used": managed,
         "Status.Flink.Memory.Managed.Total": view.memory.managed_bytes,
         **network,
+        **{f"Status.Penstock.Network.Memory.{what.title()}": size for what, size in network_memory(view).items()},
     }
 
 
@@ -171,9 +172,7 @@ def scrape_targets(
 
 
 def _network_memory(view: TaskManagerView) -> dict[str, int]:
-    """Return the bytes of network memory: used are arrived rows that no subtask has taken yet."""
-    total = view.memory.network_bytes
-    used = int(sum(worker.metrics.get("networkMemoryUsed", 0.0) for worker in view.workers))
+    total, used = view.memory.network_bytes, network_memory(view)["used"]
     return {"Total": total, "Used": used, "Available": max(0, total - used)}
 
 

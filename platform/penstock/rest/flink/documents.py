@@ -381,8 +381,24 @@ def taskmanager(view: TaskManagerView) -> Json:
             "totalFlinkMemory": memory.total_bytes,
             "totalProcessMemory": memory.total_bytes,
         },
+        "networkMemory": network_memory(view),
         "blocked": view.drained,
         "pid": view.pid,
+    }
+
+
+def network_memory(view: TaskManagerView) -> dict[str, int]:
+    """Return the bytes of a TaskManager's network memory by part.
+
+    `guaranteed`: to its slots in equal parts. `shared`: the rest, of which workers have `lent`. `used`: arrived rows
+    that no subtask has taken yet.
+    """
+    shared = view.memory.network_shared_bytes
+    return {
+        "guaranteed": view.memory.network_bytes - shared,
+        "shared": shared,
+        "lent": view.network_lent_bytes,
+        "used": int(sum(worker.metrics.get("networkMemoryUsed", 0.0) for worker in view.workers)),
     }
 
 

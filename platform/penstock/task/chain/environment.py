@@ -18,6 +18,7 @@ from penstock.rpc.messages import (
     CheckpointAck,
     CheckpointDeclined,
     InputEnded,
+    NetworkNeed,
     OutputPublished,
     TaskState,
     WorkerMessage,
@@ -122,8 +123,10 @@ class TaskEnvironment:
     blocking: Background
     #: Limit of all keyed state of this worker.
     managed_memory_bytes: int = 256 << 20
-    #: Limit of the rows in flight to all subtasks of this worker; None: each gate has its own limit only.
+    #: Guaranteed limit of the rows in flight to all subtasks of this worker; None: each gate has its own limit only.
     network_memory_bytes: int | None = None
+    #: Tells the TaskManager what the gates need; it answers with a `NetworkShare`.
+    tell_need: Callable[[NetworkNeed], None] = lambda _: None
     #: Folder for spilled state.
     state_dir: Path = field(default_factory=lambda: Path("state"))
     #: Folder of the copies of the job's checkpoint files on this TaskManager; None: none are kept.

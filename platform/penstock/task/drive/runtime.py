@@ -25,7 +25,6 @@ from penstock.connector.sink import SinkSpec
 from penstock.core.elements import BarrierKind
 from penstock.core.snapshot import FileRef
 from penstock.graph.task_deployment import TaskDeployment, decode_deployment, decode_peers, with_channels
-from penstock.network.network_memory import gate_shares, gate_want
 from penstock.rpc.messages import (
     AlignWatermarks,
     AskSubtask,
@@ -41,6 +40,7 @@ from penstock.rpc.messages import (
     FinishTasks,
     LeaseRenewed,
     LetBarriersOvertake,
+    NetworkShare,
     PauseCompaction,
     PendingResolved,
     PrepareTasks,
@@ -65,12 +65,12 @@ from penstock.task.checkpoint.prepared_state import PreparedState, PreparedState
 from penstock.task.checkpoint.restore import keeps_keyed_state, restored_files
 from penstock.task.checkpoint.savepoint_copy import seal_savepoint, write_part
 from penstock.task.checkpoint.sink_recovery import resolve_pending
+from penstock.task.drive.network_shares import NetworkShares
 from penstock.task.drive.state_queries import NOT_RUNNING, OpenQueries
 from penstock.task.drive.subtask import Subtask
 
 if TYPE_CHECKING:
     from penstock.checkpoint.store import ObjectStore
-    from penstock.network.network_memory import GateShare
     from penstock.operators.operator import SourceOperator
     from penstock.task.chain.environment import TaskEnvironment
 
@@ -181,6 +181,7 @@ class TaskRuntime:
         self._environment = environment
         self._driver = driver
         self._look = look
+        self._network = NetworkShares(environment.network_memory_bytes, environment.tell_need)
         self._jobs: dict[str, _Job] = {}
         self._reports: dict[str, JobReports] = {}
         #: The peers for the next deployment of a job: see `graph.task_deployment.encode_peers`.
@@ -236,6 +237,8 @@ class TaskRuntime:
                 self._ask(command)
             case AskTasks():
                 self._tell(command)
+            case NetworkShare():
+                self._network.resized(command)
             case LeaseRenewed():  # the worker process has renewed its lease before this call
                 for reports in self._reports.values():
                     reports.flush()
@@ -270,12 +273,14 @@ class TaskRuntime:
         self._reported_slow = set(slow)
         return found
 
-    def release_ended(self) -> None:
-        """Free the channels of jobs whose subtasks in this worker have all ended."""
+    def release(self) -> None:
+        """Free the channels of jobs whose subtasks in this worker have all ended, and return network memory."""
         for job_id, job in self._jobs.items():
             if job.subtasks and job.has_ended and not job.released:
                 job.released = True
                 self._environment.network.release(job_id)
+                self._network.deployed(())
+        self._network.look()
 
     @property
     def subtasks(self) -> tuple[Subtask, ...]:
@@ -317,7 +322,7 @@ class TaskRuntime:
         try:
             peers = None if table is None else decode_peers(table)
             complete = [with_channels(planned, peers) for planned in deployments]
-            for deployment, network in zip(complete, self._network_shares(complete), strict=True):
+            for deployment, network in zip(complete, self._network.divide(complete), strict=True):
                 loop = self._driver.loop(deployment)
                 prepared = states.take(deployment)
                 services = self._services_of(deployment, stateful_subtasks) if prepared is None else prepared.services
@@ -326,6 +331,7 @@ class TaskRuntime:
                 loops.append(loop)
         except Exception as error:  # noqa: BLE001 - reported as the failure of all tasks of this deployment
             self._environment.network.release(command.job_id)
+            self._network.deployed(())
             self._refuse(deployments, *describe(error))
             return
         finally:
@@ -335,6 +341,7 @@ class TaskRuntime:
             files.copies.adopt(ref for deployment in complete for ref in restored_files(deployment))
         for subtask in made:
             subtask.reports.state("DEPLOYING")
+        self._network.deployed([subtask.gate for subtask in made if subtask.gate is not None])
         self._environment.network.start_channels(command.job_id)
         for loop, subtask in zip(loops, made, strict=True):
             loop.run(subtask)
@@ -369,12 +376,6 @@ class TaskRuntime:
                 self._refuse(deployments, describe(error)[0])
 
         self._environment.blocking.submit(lambda: check(folder), done)
-
-    def _network_shares(self, deployments: list[TaskDeployment]) -> list[GateShare] | list[None]:
-        total = self._environment.network_memory_bytes
-        if total is None:
-            return [None] * len(deployments)
-        return gate_shares(total, [gate_want(deployment.inputs, deployment.settings) for deployment in deployments])
 
     def _services_of(self, deployment: TaskDeployment, stateful_subtasks: int) -> JobServices:
         """Return a subtask's services; the files of the job's folder are shared by its subtasks here."""

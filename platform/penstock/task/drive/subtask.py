@@ -197,6 +197,11 @@ class Subtask:
         return f"{self.deployment.execution.vertex_id}/{self.deployment.execution.subtask}"
 
     @property
+    def gate(self) -> InputGate | None:
+        """Return its input gate; None: it is a source."""
+        return self._gate
+
+    @property
     def is_source(self) -> bool:
         """Whether barriers begin in this subtask."""
         return self._gate is None

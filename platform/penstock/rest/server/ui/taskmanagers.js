@@ -32,6 +32,12 @@ function memory(parts) {
     `${bytes(parts.taskHeap)} tasks, ${bytes(parts.networkMemory)} network, ${bytes(parts.managedMemory)} managed`);
 }
 
+function network(parts) {
+  if (!parts.guaranteed) return null;
+  return h("span", {}, `network memory: ${bytes(parts.guaranteed)} guaranteed to slots, ${bytes(parts.lent)} of ` +
+    `${bytes(parts.shared)} shared lent, ${bytes(parts.used)} used`);
+}
+
 export function view({ args, data }) {
   if (args[0]) return page(args[0], data.log.text);
   const now = Date.now();
@@ -47,6 +53,7 @@ export function view({ args, data }) {
           h("span", {}, squares(manager.slotsNumber - manager.freeSlots, manager.slotsNumber)),
           h("span", {}, `${manager.freeSlots} of ${manager.slotsNumber} slots free`),
           memory(manager.memoryConfiguration),
+          network(manager.networkMemory),
           h("span", {}, manager.path), h("span", {}, `process ${manager.pid}`),
           h("span", {}, `last heartbeat ${duration(Math.max(0, now - manager.timeSinceLastHeartbeat))} ago`),
           h("a", { href: `#/logs/${encodeURIComponent(manager.id)}`, "aria-label": `Log of ${manager.id}` }, "log")),
