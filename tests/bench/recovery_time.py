@@ -31,6 +31,10 @@ from penstock_lab.servers import start_kafka, start_minio
 RATE, KEYS, PARTITIONS, TICK_S = 50_000, 1_000_000, 4, 0.02
 WINDOW_MS, DISORDER_MS = 200, 50
 SETTLE_S, LIMIT_S = 4.0, 60.0
+#: Within this time the metrics of a restart are known.
+METRICS_S = 2.0
+#: Keys a second that are produced, and taken by the job, at least.
+LEAST_LOAD_RATE = 20_000
 SLOW_MODULE = "import time\n\ntime.sleep(1)\n\n\ndef keep(batch: pa.RecordBatch) -> pa.RecordBatch:\n    return batch\n"
 
 JOB = """
@@ -48,7 +52,9 @@ class Order(ps.Schema):
 
 
 # Ten kills a minute are one failure each, not a job that keeps failing: the delay must not grow.
-env = ps.Environment(parallelism=2, checkpoint_interval={interval!r}, checkpoint_root={root!r}, restart="fixed-delay")
+env = ps.Environment(
+    parallelism=2, checkpoint_interval={interval!r}, checkpoint_root={root!r}, restart="fixed-delay"{more}
+)
 orders = env.from_source(
     KafkaSource({bootstrap!r}, topic={source!r}, schema=Order, start="earliest"),
     watermarks=ps.WatermarkStrategy.bounded_out_of_orderness("{disorder}ms", timestamp="ts"), uid="orders",
@@ -122,8 +128,11 @@ class Reader(threading.Thread):
         return next((at for at, start in list(self.seen) if start >= moment), None)
 
 
-def write_job(folder, kafka, *, slow, interval):
-    """The job file; with `slow`, a function of the user's from a module that takes a second to import."""
+def write_job(folder, kafka, *, slow, interval, more):
+    """The job file; with `slow`, a function of the user's from a module that takes a second to import.
+
+    `more`: further keywords of `ps.Environment`.
+    """
     if slow:
         (folder / "slow_module.py").write_text("import pyarrow as pa\n" + SLOW_MODULE, encoding="utf-8")
         sys.path.insert(0, str(folder))
@@ -133,7 +142,7 @@ def write_job(folder, kafka, *, slow, interval):
             slow_import="import slow_module\n" if slow else "",
             slow_call=".map_batches(slow_module.keep, returns=Order)" if slow else "",
             root="s3://bench/recovery", interval=interval, bootstrap=kafka.bootstrap, source="orders", sink="totals",
-            disorder=DISORDER_MS, window=WINDOW_MS,
+            disorder=DISORDER_MS, window=WINDOW_MS, more=more,
         ),
         encoding="utf-8",
     )  # fmt: skip
@@ -177,7 +186,9 @@ def measure(cluster, job_id, reader, options):
         times.append(round(published - killed, 3))
         if options.story:
             tell(cluster, job_id, killed)
-        print(f"kill {number + 1}: {options.victim} {pid}, {times[-1]} s", flush=True)
+        time.sleep(METRICS_S)
+        read = ", ".join(f"{way} {size >> 20}" for way, size in bytes_read(cluster, job_id).items())
+        print(f"kill {number + 1}: {options.victim} {pid}, {times[-1]} s; MB read: {read}", flush=True)
     return times
 
 
@@ -189,13 +200,26 @@ def tell(cluster, job_id, killed):
                 print(f"  {entry['at_ms'] / 1000 - killed:6.3f} {entry['kind']} {entry['text']}", flush=True)
 
 
+def state_bytes(cluster, job_id):
+    """Bytes of state in the newest checkpoint."""
+    with cluster.client() as rest:
+        return rest.checkpoints(job_id)["latest"]["completed"]["state_size"]
+
+
+def bytes_read(cluster, job_id):
+    """Bytes of state that the present workers have read since their start, from local copies and from the store."""
+    with cluster.client() as rest:
+        tasks = rest.metrics(job_id).values()
+    return {way: sum(int(task.get(f"numStateBytesRead{way}", 0)) for task in tasks) for way in ("Local", "Remote")}
+
+
 def delays(reader):
     """Without a kill: from the beginning of a window to its publication."""
     return [at - start for at, start in reader.seen]
 
 
 @contextlib.contextmanager
-def live_job(options, *, slow=False, interval="1s", **cluster_options):
+def live_job(options, *, slow=False, interval="1s", more="", **cluster_options):
     """The job on a cluster of its own, once its output keeps up with input at `options.rate` over `options.keys`."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -205,17 +229,18 @@ def live_job(options, *, slow=False, interval="1s", **cluster_options):
         minio.make_bucket("bench")
         create_topics(kafka.bootstrap, orders=PARTITIONS, totals=2)
         environment = s3_environment(minio)
-        path = write_job(folder, kafka, slow=slow, interval=interval)
+        path = write_job(folder, kafka, slow=slow, interval=interval, more=more)
         config = LocalClusterConfig(directory=folder / "cluster", environment=environment, **cluster_options)
         cluster = stack.enter_context(LocalCluster(config))
         live, reader = Live(kafka.bootstrap, "orders", options.rate, options.keys), Reader(kafka.bootstrap, "totals")
         stack.callback(live.ended.set)
         stack.callback(reader.ended.set)
         live.start()
-        assert live.loaded.wait(120)
+        assert live.loaded.wait(120 + options.keys / LEAST_LOAD_RATE)
         reader.start()
         job_id = submit(cluster, path)
-        wait_until(lambda: up_to_date(reader), "output that keeps up with the input", seconds=LIMIT_S * 2, step=0.05)
+        limit = LIMIT_S * 2 + options.keys / LEAST_LOAD_RATE
+        wait_until(lambda: up_to_date(reader), "output that keeps up with the input", seconds=limit, step=0.05)
         time.sleep(SETTLE_S)
         yield cluster, job_id, live, reader
         with contextlib.suppress(PenstockError), cluster.client() as rest:
@@ -234,14 +259,19 @@ def main():
     parser.add_argument("--victim", choices=("worker", "taskmanager", "jobmanager"), default="worker")
     parser.add_argument("--story", action="store_true", help="print what the JobManager did after each kill")
     parser.add_argument("--slow-import", action="store_true", help="the job imports a module that takes a second")
+    parser.add_argument("--backend", choices=("hashmap", "rocksdb", "remote"), default="hashmap")
+    parser.add_argument("--memory", help="managed memory of a worker, such as 2GB")
     options = parser.parse_args()
-    with live_job(options, slow=options.slow_import) as (cluster, job_id, live, reader):
+    more = f", state_backend={options.backend!r}" + (f", managed_memory={options.memory!r}" if options.memory else "")
+    with live_job(options, slow=options.slow_import, more=more) as (cluster, job_id, live, reader):
         steady = sorted(delays(reader)[-20:])
+        state = state_bytes(cluster, job_id)
         times = measure(cluster, job_id, reader, options)
     figures = {
         "victim": options.victim, "kills": len(times), "p50_s": round(statistics.median(times), 3), "max_s": max(times),
         "steady_delay_p50_s": round(statistics.median(steady), 3), "slow_import": options.slow_import,
         "rate": options.rate, "keys": options.keys, "producer_behind_s": round(live.behind_s, 2),
+        "backend": options.backend, "state_mb": state >> 20, "load": round(os.getloadavg()[0], 1),
     }  # fmt: skip
     print(json.dumps(figures))
 

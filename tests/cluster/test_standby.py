@@ -1,14 +1,13 @@
 """Two JobManagers over one HA root: the standby takes over, all find the new leader, the output stays exact."""
 
-import json
 import os
 import signal
-import time
 import urllib.request
 
 import pytest
 from tests.cluster import proc_tree
 from tests.cluster.harness import Scene
+from tests.cluster.leader_faults import FAULTS, asked, figures, leaders_fail, role
 from tests.cluster.orders import Orders
 from tests.support.leases import PATIENT
 from tests.support.waiting import patience, wait_until
@@ -21,18 +20,6 @@ LEASES = PATIENT | {
     "PENSTOCK__JOBMANAGER__LEADER_LEASE_MS": "10000",
     "PENSTOCK__JOBMANAGER__RECONCILE_TIMEOUT_MS": "30000",
 }
-
-
-def asked(url, path):
-    with urllib.request.urlopen(f"{url}{path}", timeout=30 * patience()) as answer:
-        return json.load(answer)
-
-
-def role(url):
-    try:
-        return asked(url, "/v1/penstock/leader")["role"]
-    except OSError:
-        return ""
 
 
 def follows(url):
@@ -113,54 +100,11 @@ def test_a_paused_leader_that_was_succeeded_appends_nothing_and_becomes_a_standb
         assert old.alive
 
 
-def changed(scene, victim, url):
-    """Seconds from now until another JobManager leads, and until it has completed a checkpoint of the job."""
-    begun, others = time.monotonic(), [other for other in scene.cluster.address.split(",") if other != url]
-
-    def leads():
-        return next((other for other in others if role(other) == "leader"), "")
-
-    def completed():
-        try:
-            return asked(leader, f"/v1/penstock/jobs/{scene.job_id}/summary")["checkpoints-completed"]
-        except OSError:
-            return 0
-
-    leader = scene.wait(leads, f"a successor of {victim.name}", step=0.02)
-    led_s = time.monotonic() - begun
-    scene.wait(completed, f"a checkpoint under {leader}", step=0.02)
-    return led_s, time.monotonic() - begun
-
-
 @pytest.mark.nightly
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("fault", ["killed", "paused"])
-def test_leaders_fail_twenty_times(stage, paused, fault):
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_leaders_fail_twenty_times(stage, fault):
     """Prints how long each change took."""
-    found = []
-    with Scene(stage, Orders(32, 100_000), rate=2_000, jobmanagers=3, watch=False) as scene:
-        children = dict(
-            zip(scene.cluster.address.split(","), [scene.cluster.jobmanager, *scene.cluster.standbys], strict=True)
-        )
-        scene.begin()
-        for _ in range(20):
-            scene.wait(lambda: sum(role(url) == "standby" for url in children) == 2, "two standbys")
-            url = next(url for url in children if role(url) == "leader")
-            victim = children[url]
-            if fault == "killed":
-                victim.kill()
-            else:
-                paused.append(victim.pid)
-                os.kill(victim.pid, signal.SIGSTOP)
-            found.append(changed(scene, victim, url))
-            if fault == "killed":
-                victim.start()
-            else:
-                os.kill(victim.pid, signal.SIGCONT)
-        scene.feed.join()
-        scene.wait_finished()
-        scene.check_exact()
-        scene.check_whole()
-    for number, what in enumerate(("another leads", "the next checkpoint")):
-        seconds = sorted(gap[number] for gap in found)
-        print(f"{fault}, {what}: p50 {seconds[10]:.2f} s, largest {seconds[-1]:.2f} s")
+    found = leaders_fail(stage, fault, times=20, pauses_s=(3.0, 10.0))
+    assert all(change.kept for change in found) or fault != "killed", found
+    print(fault, figures(found))

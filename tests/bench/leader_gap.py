@@ -1,0 +1,40 @@
+"""How long output stands still when the leader fails: `python -m tests.bench.leader_gap [--fault paused]`.
+
+Three JobManagers, two workers, Kafka to Kafka exactly once, a checkpoint every 300 ms, four windows a second, HA root
+in a folder, state on MinIO. The output is checked at the end.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from tests.cluster.leader_faults import FAULTS, figures, leaders_fail
+from tests.cluster.stage import Stage
+
+from penstock_lab.servers import start_kafka, start_minio
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--fault", choices=FAULTS, default="killed")
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--pause", type=float, nargs=2, default=(10.0, 60.0), help="least and most seconds of a pause")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        kafka, minio = start_kafka(folder / "kafka"), start_minio(folder / "minio")
+        stack.callback(kafka.remove)
+        stack.callback(minio.remove)
+        minio.make_bucket("bench")
+        (folder / "stage").mkdir()
+        stage = Stage(kafka, minio, "bench", "gap-", folder / "stage")
+        tell = lambda change: print(change, flush=True)
+        found = leaders_fail(stage, options.fault, options.times, options.pause, tell)
+    print(json.dumps({"fault": options.fault, **figures(found), "load": round(os.getloadavg()[0], 1)}))
+
+
+if __name__ == "__main__":
+    main()
