@@ -80,6 +80,7 @@ class SettingsKeywords(TypedDict, total=False):
     buffer_debloat_target: str | float
     sink_pending_max: str | int
     sink_pending_max_epochs: int
+    slot_priority: int
     restart: RestartStrategy | str
     show_values_in_errors: bool
     requirements: Sequence[str]

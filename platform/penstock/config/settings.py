@@ -187,6 +187,8 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     combine_min_rows: int = 4096
     #: Combining has to leave at most this fraction of a batch's rows; else it pauses for some batches.
     combine_ratio: float = 0.1
+    #: Jobs of a higher priority get slots first.
+    slot_priority: int = 0
     restart: RestartStrategy = RestartStrategy()
     autoscaler: AutoscalerSettings = AutoscalerSettings()
     adaptive_scheduler: AdaptiveSchedulerSettings = AdaptiveSchedulerSettings()

@@ -1,8 +1,10 @@
 """The cluster's slots: offers of TaskManagers, slots held by jobs, waiting requests; a pure decider shared by all jobs.
 
-A member of `jobmanager.cluster.taskmanagers`. A request is granted as a whole or waits. The oldest request that fits in
-the free slots is served first, so a large request does not block smaller ones. Slots are taken from the TaskManagers
-with the most free slots, which spreads a job. A slot with less managed memory than the job wants does not count.
+A member of `jobmanager.cluster.taskmanagers`. A request is granted as a whole or waits. Requests of a higher priority
+come first: while one waits that the cluster is large enough for, none of a lower priority is granted. Of equal ones,
+the oldest that fits in the free slots is served first, so a large request does not block smaller ones. Slots are taken
+from the TaskManagers with the most free slots, which spreads a job. A slot with less managed memory than the job wants
+does not count.
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ class _Request:
     deadline_ms: int
     #: Managed memory that each slot needs; 0: any.
     managed_bytes: int
+    #: Higher ones come first.
+    priority: int
 
 
 class SlotPool:
@@ -132,7 +136,8 @@ class SlotPool:
         more = f", {len(held) - _MOST_HOLDERS} more jobs" if len(held) > _MOST_HOLDERS else ""
         who = f" ({', '.join(holders)}{more})" if holders else ""
         late = f"after {self._timeout_ms / 1000:.0f} s without them the start fails and the restart strategy decides"
-        return f"{_slots(request.count)}, {self._supply(request.managed_bytes)}{who}; {late}"
+        behind = ", a job with a higher slot_priority comes first" if self._is_held_back(request.priority) else ""
+        return f"{_slots(request.count)}, {self._supply(request.managed_bytes)}{who}{behind}; {late}"
 
     def free_of(self, taskmanager_id: str) -> int:
         """Return the number of slots of one TaskManager that no job holds."""
@@ -177,7 +182,7 @@ class SlotPool:
         return []
 
     def request(
-        self, job_id: str, count: int, now_ms: int, *, wait: bool = True, managed_bytes: int = 0
+        self, job_id: str, count: int, now_ms: int, *, wait: bool = True, managed_bytes: int = 0, priority: int = 0
     ) -> list[Grant | Refuse]:
         """Request `count` more slots for a job, each with this much managed memory; 0 slots withdraw its request.
 
@@ -187,8 +192,10 @@ class SlotPool:
             needed = "1 more slot is" if count == 1 else f"{count} more slots are"
             return [Refuse(job_id, f"{needed} needed, {self._supply(managed_bytes)}")]
         self._requests = [r for r in self._requests if r.job_id != job_id]
+        if not wait and count and self._is_held_back(priority):
+            return [Refuse(job_id, f"{_slots(count)} needed, a job with a higher slot_priority comes first")]
         if count:
-            self._requests.append(_Request(job_id, count, now_ms + self._timeout_ms, managed_bytes))
+            self._requests.append(_Request(job_id, count, now_ms + self._timeout_ms, managed_bytes, priority))
         return self._serve()
 
     def declare(self, job_id: str, count: int) -> None:
@@ -223,7 +230,7 @@ class SlotPool:
         """Refuse requests that waited too long."""
         late = [r for r in self._requests if now_ms >= r.deadline_ms]
         self._requests = [r for r in self._requests if now_ms < r.deadline_ms]
-        return [
+        refused: list[Grant | Refuse] = [
             Refuse(
                 r.job_id,
                 f"{_slots(r.count)} needed, {self._supply(r.managed_bytes)}: "
@@ -231,18 +238,25 @@ class SlotPool:
             )
             for r in late
         ]
+        return refused + self._serve() if late else refused
+
+    def _is_held_back(self, priority: int) -> bool:
+        """Return whether a request waits that has a higher priority, and that the cluster is large enough for."""
+        return any(r.priority > priority and r.count <= self._size_for(r.managed_bytes) for r in self._requests)
+
+    def _size_for(self, managed_bytes: int) -> int:
+        return sum(offer.total for offer in self._offers.values() if not offer.drained and offer.fits(managed_bytes))
 
     def _serve(self) -> list[Grant | Refuse]:
         if self._closed:
             return []
         granted: list[Grant | Refuse] = []
-        waiting = []
-        for request in self._requests:
+        for request in sorted(self._requests, key=lambda request: -request.priority):
+            if self._is_held_back(request.priority):
+                break
             if request.count <= self._free_for(request.managed_bytes):
+                self._requests.remove(request)
                 granted.append(Grant(request.job_id, self._take(request)))
-            else:
-                waiting.append(request)
-        self._requests = waiting
         return granted
 
     def _take(self, request: _Request) -> tuple[Slot, ...]:

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.checkpoint.stores import client_modules
 from penstock.config.managed_memory import managed_refusal
-from penstock.config.settings import ClusterSettings
+from penstock.config.settings import ClusterSettings, JobSettings
 from penstock.core.clock import Clock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.graph.job_graph import JobGraph
@@ -206,10 +206,13 @@ class TaskManagers:
         self._post_grants(self.pool.release(job_id))
         self._names.pop(job_id, None)
 
-    def request_slots(self, job_id: str, count: int, *, wait: bool, managed_bytes: int | None = None) -> None:
+    def request_slots(self, job_id: str, count: int, settings: JobSettings, *, wait: bool) -> None:
         """Request slots; answered by SlotsGranted or SlotsRefused; 0 withdraws the request. See `SlotPool.request`."""
+        managed_bytes, priority = settings.managed_memory_bytes or 0, settings.slot_priority
         now_ms = self._clock.now_ms()
-        self._post_grants(self.pool.request(job_id, count, now_ms, wait=wait, managed_bytes=managed_bytes or 0))
+        self._post_grants(
+            self.pool.request(job_id, count, now_ms, wait=wait, managed_bytes=managed_bytes, priority=priority)
+        )
         if self.pool.total and (awaited := self.waiting(job_id)):  # while the cluster starts, none are missing yet
             self._post(job_id, SlotsAwaited(awaited))
 

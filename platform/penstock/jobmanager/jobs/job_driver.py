@@ -221,8 +221,7 @@ class JobDriver:
             case cmd.DeleteEntries():
                 self._thread.submit(self._delete, command)
             case cmd.RequestSlots(count, wait):
-                managed_bytes = self.graph.settings.managed_memory_bytes
-                managers.request_slots(job_id, count, wait=wait, managed_bytes=managed_bytes)
+                managers.request_slots(job_id, count, self.graph.settings, wait=wait)
             case cmd.DeclareSlots(count):
                 managers.declare_slots(job_id, count)
             case cmd.ReleaseSlots(slots):

@@ -55,7 +55,7 @@ def test_it_is_told_to_end_and_its_slots_are_given_to_nobody(managers):
     session = joined(managers, "tm")
     commands = asyncio.run(released(managers, session, "tm"))
     assert isinstance(commands[-1], msg.Shutdown)
-    managers.request_slots("job", 1, wait=True)
+    managers.request_slots("job", 1, JobSettings(), wait=True)
     assert not any(isinstance(event, SlotsGranted) for event in events)
     assert (managers.pool.total, managers.pool.pending, managers.views()) == (0, 1, ())
 
@@ -64,7 +64,7 @@ def test_a_job_knows_the_number_of_free_slots_before_it_is_told_of_a_loss_or_a_g
     events = []
     managers.attach("job", events.append, "orders")
     session = joined(managers, "tm")
-    managers.request_slots("job", 1, wait=True)
+    managers.request_slots("job", 1, JobSettings(), wait=True)
     managers.disconnected(session, "the connection broke")
     free = [event.free if isinstance(event, SlotsAvailable) else type(event) for event in events]
     assert free == [0, 2, 1, SlotsGranted, 0, TaskManagerLost]
@@ -83,8 +83,8 @@ def test_a_request_that_waits_is_told_to_its_job_with_the_holders(managers):
     managers.attach("other", lambda _event: None, "totals")
     managers.attach("job", but_free_slots(events), "orders")
     joined(managers, "tm")
-    managers.request_slots("other", 1, wait=True)
-    managers.request_slots("job", 2, wait=True)
+    managers.request_slots("other", 1, JobSettings(), wait=True)
+    managers.request_slots("job", 2, JobSettings(), wait=True)
     (event,) = events
     assert isinstance(event, SlotsAwaited)
     assert event.text.startswith("2 slots, 1 of 2 is free (totals holds 1); after ")
@@ -95,7 +95,7 @@ def test_one_in_use_is_not_released(managers):
     events = []
     managers.attach("job", but_free_slots(events), "orders")
     joined(managers, "tm")
-    managers.request_slots("job", 1, wait=True)
+    managers.request_slots("job", 1, JobSettings(), wait=True)
     with pytest.raises(UsageError, match="jobs hold 1 slots"):
         managers.release("tm")
     (view,) = managers.views()
@@ -114,8 +114,8 @@ def test_one_that_is_not_there_is_named(managers):
 def test_slots_that_jobs_wait_for_are_counted(managers):
     for job in ("a", "b"):
         managers.attach(job, lambda _event: None, job)
-    managers.request_slots("a", 3, wait=True)
-    managers.request_slots("b", 2, wait=True)
+    managers.request_slots("a", 3, JobSettings(), wait=True)
+    managers.request_slots("b", 2, JobSettings(), wait=True)
     assert managers.pool.pending == 5
     managers.release_slots("b", None)
     joined(managers, "tm")
@@ -142,7 +142,7 @@ def test_a_job_that_wants_more_memory_than_the_largest_slot_has_is_refused_with_
     assert "a slot has 256 MB (lower the job's managed_memory, or raise taskmanager.memory" in text
     events = []
     managers.attach("job", events.append, "orders")
-    managers.request_slots("job", 1, wait=True, managed_bytes=200 << 20)
+    managers.request_slots("job", 1, JobSettings(managed_memory_bytes=200 << 20), wait=True)
     (granted,) = (event for event in events if isinstance(event, SlotsGranted))
     assert granted.slots[0].taskmanager_id == "large"
 
@@ -152,7 +152,7 @@ def with_a_worker(managers):
     events = []
     managers.attach("job", but_free_slots(events), "orders")
     session = joined(managers, "tm")
-    managers.request_slots("job", 1, wait=True)
+    managers.request_slots("job", 1, JobSettings(), wait=True)
     (granted,) = events
     managers.start_worker(
         "job", LaunchWorker("w", granted.slots[0]), JobGraph(name="j", vertices=(), edges=(), settings=JobSettings())
@@ -254,7 +254,7 @@ def test_a_worker_that_a_job_starts_at_a_registration_is_none_of_an_earlier_lead
 
     managers.recover(["job"])
     managers.attach("job", handle, "orders")
-    managers.request_slots("job", 1, wait=True)
+    managers.request_slots("job", 1, JobSettings(), wait=True)
     joined(managers, "tm", workers=(msg.RegisteredWorker(worker_id="old", job_id="job", slot=0),))
     assert kept == [["old"]]
 

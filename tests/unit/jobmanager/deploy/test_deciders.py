@@ -181,6 +181,32 @@ def test_of_requests_that_fit_the_oldest_is_served_first():
     assert [grant.job_id for grant in pool.add("tm", "h", 2)] == ["a", "b"]
 
 
+def test_a_request_of_a_higher_priority_is_served_first_and_holds_back_the_others():
+    pool = SlotPool(timeout_ms=100)
+    pool.add("tm1", "h", 2)
+    pool.request("a", 2, 0)
+    assert pool.request("low", 1, 10) == []
+    assert pool.request("high", 2, 20, priority=5) == []
+    assert "higher" not in pool.waiting("high", {})
+    assert ", a job with a higher slot_priority comes first; after" in pool.waiting("low", {})
+    assert pool.release("a", (Slot("tm1", 0, "h"),)) == [], "one slot is free, and kept for the higher priority"
+    (refused,) = pool.request("grows", 1, 30, wait=False)
+    assert (refused.job_id, refused.reason) == ("grows", "1 slot needed, a job with a higher slot_priority comes first")
+    assert [grant.job_id for grant in pool.add("tm2", "h", 2)] == ["high", "low"]
+
+
+def test_a_request_of_a_higher_priority_that_the_cluster_is_too_small_for_or_that_ends_holds_back_nobody():
+    pool = SlotPool(timeout_ms=100)
+    pool.add("tm", "h", 2)
+    pool.request("huge", 3, 0, priority=5)
+    (grant,) = pool.request("a", 1, 0)
+    assert grant.job_id == "a"
+    assert pool.request("high", 2, 10, priority=5) == []
+    assert pool.request("b", 1, 20) == []
+    refused, granted = pool.tick(110)[-2:]
+    assert (refused.job_id, granted.job_id) == ("high", "b")
+
+
 def test_a_request_that_waits_too_long_is_refused_and_a_new_one_replaces_the_old():
     pool = SlotPool(timeout_ms=100)
     pool.request("a", 3, 0)
