@@ -75,6 +75,18 @@ def test_more_columns_than_bits_of_a_word_come_back():
     assert found == columns
 
 
+def test_records_of_narrow_and_wide_values_are_read_together():
+    packer = RowPacker([pa.int64(), pa.string()])
+    batches = [[1, -128], [127, 1 << 40], [None, -(1 << 63)], [5, 6]]
+    columns = [[pa.array(numbers), pa.array([None, "x"] if None in numbers else ["", "ab"])] for numbers in batches]
+    packed = [packer.pack(both, np.array([2], np.int64)) for both in columns]
+    assert len(packed[0][0]) < len(packed[1][0]) < len(packed[2][0])
+    counts, found = packer.unpack([record for records in packed[::-1] for record in records])
+    assert counts.tolist() == [2] * 4
+    for name, array in zip(range(2), found, strict=True):
+        assert array.to_pylist() == [value for both in columns[::-1] for value in both[name].to_pylist()]
+
+
 def test_zeros_keep_their_sign_and_dictionaries_come_back_plain():
     packer = RowPacker([pa.float32(), pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int8(), pa.int64())])
     words = [pa.array(column).dictionary_encode() for column in (["a", None, "a"], [7, 8, None])]
@@ -104,6 +116,17 @@ def rows_of(counts, *columns):
     return KeyRows(np.array(counts, np.int64), [pa.array(column) for column in columns])
 
 
+def put(store, view, slots, rows):
+    store.put(view, slots, [packer.parts(some) for packer, some in zip(store.packers, rows, strict=True)])
+
+
+def loaded(store, view, slots):
+    """Slots of the keys that have a record, and the rows of each state."""
+    taken = store.load(view, slots)
+    rows = [packer.rows(parts) for packer, parts in zip(store.packers, taken.parts, strict=True)]
+    return taken.slots.tolist(), [listed(some) for some in rows]
+
+
 def none(hashes):
     """No key is in memory."""
     return np.zeros(len(hashes), np.bool_)
@@ -119,16 +142,16 @@ def test_rows_of_keys_are_loaded_from_their_records(states):
     view, slots = numbered([5, 7, 9, 11])
     order = slots[np.argsort(view.hashes[slots])]
     rows = [rows_of([1, 2, 0, 0], [1, 2, 3]), rows_of([0, 1, 1, 0], ["a", None], [5, 6])][:states]
-    store.put(view, order, rows)
+    put(store, view, order, rows)
     assert len(held.held) == 1 + states, "a key without rows has no record"
-    found = [store.look_up(view, order[1:2], state) for state in range(states)]
+    found = [store.look_up(view, order[1:2], packer) for packer in store.packers]
     assert listed(found[0]) == ([2], [[2, 3]])
     assert states == 1 or listed(found[1]) == ([1], [["a"], [5]])
-    assert store.look_up(view, order[3:], 0) is None
-    taken = store.load(view, slots)
-    assert taken.slots.tolist() == order[: 1 + states].tolist()
-    assert listed(taken.rows[0]) == ([1, 2, 0][: 1 + states], [[1, 2, 3]])
-    assert states == 1 or listed(taken.rows[1]) == ([0, 1, 1], [["a", None], [5, 6]])
+    assert store.look_up(view, order[3:], store.packers[0]) is None
+    keys, (first, *others) = loaded(store, view, slots)
+    assert keys == order[: 1 + states].tolist()
+    assert first == ([1, 2, 0][: 1 + states], [[1, 2, 3]])
+    assert others == [([0, 1, 1], [["a", None], [5, 6]])][: states - 1]
     store.delete(view, slots)
     assert store.load(view, slots) is None
     assert held.held == {}
@@ -137,27 +160,27 @@ def test_rows_of_keys_are_loaded_from_their_records(states):
 def test_a_state_that_no_key_has_is_empty_and_unknown_to_a_query():
     store, _ = stored([pa.int64()], [pa.int64()])
     view, slots = numbered([5])
-    store.put(view, slots, [rows_of([0]), rows_of([1], [8])])
-    assert store.look_up(view, slots, 0) is None
-    assert listed(store.look_up(view, slots, 1)) == ([1], [[8]])
-    assert [listed(rows) for rows in store.load(view, slots).rows] == [([0], []), ([1], [[8]])]
+    put(store, view, slots, [rows_of([0]), rows_of([1], [8])])
+    assert store.look_up(view, slots, store.packers[0]) is None
+    assert listed(store.look_up(view, slots, store.packers[1])) == ([1], [[8]])
+    assert loaded(store, view, slots)[1] == [([0], []), ([1], [[8]])]
 
 
 def test_a_state_that_is_added_later_is_empty_in_records_written_before():
     store, _ = stored([pa.int64()])
     view, slots = numbered([5, 7])
     order = slots[np.argsort(view.hashes[slots])]
-    store.put(view, order[:1], [rows_of([1], [8])])
+    put(store, view, order[:1], [rows_of([1], [8])])
     store.add([pa.string()])
-    store.put(view, order[1:], [rows_of([1], [9]), rows_of([1], ["a"])])
-    assert [listed(rows) for rows in store.load(view, slots).rows] == [([1, 1], [[8, 9]]), ([0, 1], [["a"]])]
+    put(store, view, order[1:], [rows_of([1], [9]), rows_of([1], ["a"])])
+    assert loaded(store, view, slots)[1] == [([1, 1], [[8, 9]]), ([0, 1], [["a"]])]
 
 
 def test_a_sweep_removes_rows_of_a_key_that_have_all_expired():
     store, held = stored([pa.int64(), pa.int64()])
     view, slots = numbered(range(5))
     times = [10, 20, 30, 40, 50, 5, 60]
-    store.put(view, slots, [rows_of([1, 1, 1, 2, 2], range(7), times)])
+    put(store, view, slots, [rows_of([1, 1, 1, 2, 2], range(7), times)])
     for _ in range(3):
         store.sweep(2, [20], none)
     assert len(held.held) == 3
@@ -170,7 +193,7 @@ def test_a_sweep_removes_rows_of_a_key_that_have_all_expired():
 def test_a_sweep_leaves_records_of_keys_in_memory():
     store, _ = stored([pa.int64()])
     view, slots = numbered(range(3))
-    store.put(view, slots, [rows_of([1, 1, 1], [10, 10, 10])])
+    put(store, view, slots, [rows_of([1, 1, 1], [10, 10, 10])])
     assert [len(names) for names in store.sweep(10, [20], lambda hashes: hashes == view.hashes[1])] == [2]
     assert store.load(view, slots).slots.tolist() == [1]
 
@@ -180,13 +203,12 @@ def test_a_sweep_leaves_the_rows_of_other_states_in_the_record():
     view, slots = numbered(range(4))
     order = slots[np.argsort(view.hashes[slots])]
     rows = [rows_of([1, 1, 1, 0], [10, 20, 30]), rows_of([1, 0, 2, 1], [15, 5, 8, 9]), rows_of([0, 0, 1, 0], ["x"])]
-    store.put(view, order, rows)
+    put(store, view, order, rows)
     gone = store.sweep(10, [20, 9, None], none)
     assert [len(names) for names in gone] == [2, 2, 0]
     assert len(held.held) == 2, "of two keys nothing is left"
-    taken = store.load(view, slots)
-    assert taken.slots.tolist() == order[[0, 2]].tolist()
-    assert [listed(rows) for rows in taken.rows] == [([0, 1], [[30]]), ([1, 0], [[15]]), ([0, 1], [["x"]])]
+    expected = [([0, 1], [[30]]), ([1, 0], [[15]]), ([0, 1], [["x"]])]
+    assert loaded(store, view, slots) == (order[[0, 2]].tolist(), expected)
 
 
 def test_an_index_knows_the_hashes_of_its_keys():

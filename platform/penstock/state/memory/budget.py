@@ -112,6 +112,12 @@ class LruClock:
         place = min(count - 1, count - count // part)
         return np.asarray(calls > np.partition(calls, place)[place])
 
+    def oldest_half(self, slots: I32) -> I32:
+        """Return the half of some slots that was not used most recently; at least one if there is any."""
+        self._calls = with_room(self._calls, int(slots.max(initial=-1)) + 1)
+        half = (len(slots) + 1) // 2
+        return slots[np.argpartition(self._calls[slots], half - 1)[:half]] if half else slots
+
     def moved(self, kept: I32) -> None:
         """Adopt a compacted numbering: the slots `kept`, in this order; nothing to do if none was ever used."""
         if len(self._calls):

@@ -76,7 +76,7 @@ class ColdSessions:
         """Start without cold keys; unless `timed`, the table has timers for the keys that are due."""
         self._spec = spec
         self._store = spill_store
-        self._number = spill_store.add([*[pa.int64()] * _HEAD, *spec.value_types])
+        self._packer = spill_store.add([*[pa.int64()] * _HEAD, *spec.value_types])
         self._due = ColdTimers(spill_store) if timed else None
         #: Keys that are evicted at a time: bytes take several times the memory of cells.
         self._piece = spill_store.limits.evicted_sessions
@@ -95,7 +95,7 @@ class ColdSessions:
             least = np.minimum.reduceat(due[at], heads - heads[0])
             head = [np.repeat(least, counts), fired_to[at], rows.panes[at]]
             columns = [*map(pa.array, head), *cells_to_columns(self._spec, rows.cells[at])]
-            self._store.put(keys, slots[heads], [KeyRows(counts, columns)])
+            self._store.put(keys, slots[heads], [self._packer.parts(KeyRows(counts, columns))])
             if self._due is not None:
                 self._due.put(keys, slots[heads], least)
 
@@ -108,7 +108,7 @@ class ColdSessions:
         if taken is None:
             return None
         self._store.delete(keys, taken.slots)
-        (rows,) = taken.rows
+        rows = self._packer.rows(*taken.parts)
         if self._due is not None:
             firsts = np.cumsum(rows.counts) - rows.counts
             self._due.forget(keys, taken.slots, rows.columns[0].to_numpy()[firsts])
@@ -116,7 +116,7 @@ class ColdSessions:
 
     def look_up(self, keys: KeyView, slots: I32, heap: ValueHeap) -> PaneCells | None:
         """Return the cells of these keys; `heap` as in `take`."""
-        rows = self._store.look_up(keys, slots, self._number)
+        rows = self._store.look_up(keys, slots, self._packer)
         return None if rows is None else self._cells_of(slots, rows, heap)
 
     def take_due(self, closed_to: int, keys: int) -> DueTimers | None:

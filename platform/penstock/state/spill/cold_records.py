@@ -7,9 +7,10 @@ sessions, in the owner's thread.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from itertools import compress, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,87 +34,167 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
     from penstock.state.spill.rocksdb import LocalBytes, RocksStore
 
-_WORD = 8
 #: Bytes of the length of a part of a record.
 _LENGTH = 4
-#: Validity bits in a word.
-_BITS = 63
+#: Precedes the lines of a part: the number of its layout, and of its rows.
+_HEAD = np.dtype([("layout", "<u2"), ("rows", "<u4")])
+_VALID = "valid"
 
 
 class RowPacker:
-    """A packer of rows whose columns have these key types; dictionaries are returned plain."""
+    """A packer of rows whose columns have these key types; dictionaries are returned plain.
 
-    def __init__(self, types: Sequence[pa.DataType]) -> None:
-        """Prepare for columns of `types`; without any, a record says only that a row exists."""
+    A row is a line of integers as narrow as all values so far allow: a value of a fixed type, or the bytes of a text.
+    The validity of the columns precedes them once there was a null.
+    """
+
+    def __init__(self, types: Sequence[pa.DataType], number: int = 0) -> None:
+        """Prepare for columns of `types`; without any, a record says only that a row exists.
+
+        `number` is the place of the rows among those of a key's record.
+        """
+        self.number = number
         self._types = tuple(t.value_type if pt.is_dictionary(t) else t for t in types)
-        #: Words of a line before those of the columns.
-        self._heads = max(1, -(-len(self._types) // _BITS))
         self._texts = [k for k, data_type in enumerate(self._types) if not is_fixed(data_type)]
-        self._line = (self._heads + len(self._types)) * _WORD
+        self._widths = [1] * len(self._types)
+        self._nulls = not self._types
+        #: Those in records; the last one is in use.
+        self._layouts = [self._layout()]
+        self._widening = threading.Lock()
+
+    def _layout(self) -> np.dtype[Any]:
+        valid = [(_VALID, "u1", (max(1, -(-len(self._types) // 8)),))] if self._nulls else []
+        return np.dtype([*valid, *((f"c{k}", f"<i{width}") for k, width in enumerate(self._widths))])
+
+    def _fitting(self, words: Sequence[I64], *, nulls: bool) -> tuple[int, np.dtype[Any]]:
+        """Return the number and layout for rows, after it was widened if these values do not fit it; any thread."""
+        least = list(map(_width_of, words))
+        with self._widening:
+            widths = [max(pair) for pair in zip(self._widths, least, strict=True)]
+            if widths != self._widths or (nulls and not self._nulls):
+                self._widths, self._nulls = widths, self._nulls or nulls
+                self._layouts.append(self._layout())
+            return len(self._layouts) - 1, self._layouts[-1]
 
     def pack(self, columns: Sequence[pa.Array], counts: I64) -> list[bytes]:
         """Return a record for each of `counts`, the number of its rows: at least one."""
         rows = int(counts.sum())
-        lines = np.zeros((rows, self._line // _WORD), np.int64)
-        texts: list[tuple[bytes, list[int]]] = []
         edges = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts, out=edges[1:])
-        for k, (array, data_type) in enumerate(zip(columns, self._types, strict=True)):
-            if array.null_count:
-                there = array.is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
-            else:
-                there = np.ones(rows, np.int64)
-            lines[:, k // _BITS] |= there << (k % _BITS)
-            word, column = lines[:, self._heads + k], value_column(array)
+        words: list[I64] = []
+        texts: list[list[bytes]] = []
+        for array, data_type in zip(columns, self._types, strict=True):
+            column = value_column(array)
             if isinstance(column, FixedColumn):
-                word[:] = column.values
+                words.append(column.values)
                 continue
             store = new_store(data_type, rows, 0)
             assert isinstance(store, BytesStore)  # noqa: S101 - as its values
             store.append(column, np.arange(rows, dtype=np.int32), 0)  # without gaps; a null has no bytes
-            word[:] = np.diff(store.starts)
-            texts.append((store.data[: store.starts[-1]].tobytes(), store.starts[edges].tolist()))
-        flat, cuts = lines.tobytes(), (edges * self._line).tolist()
-        records = [flat[a:b] for a, b in pairwise(cuts)]
-        if not self._texts:
-            return records
-        heads = counts.astype(np.int64).tobytes()
-        parts = [[heads[i : i + _WORD] for i in range(0, len(heads), _WORD)], records]
-        parts += [[data[a:b] for a, b in pairwise(at)] for data, at in texts]
-        return [b"".join(fields) for fields in zip(*parts, strict=True)]
+            words.append(np.diff(store.starts))
+            texts.append(_cut(store.data[: store.starts[-1]].tobytes(), store.starts[edges]))
+        number, layout = self._fitting(words, nulls=any(array.null_count for array in columns))
+        lines = np.zeros(rows, layout)
+        for k, word in enumerate(words):
+            lines[f"c{k}"] = word
+        if columns and _has_valid(layout):
+            valid = [array.is_valid().to_numpy(zero_copy_only=False) for array in columns]
+            lines[_VALID] = np.packbits(np.column_stack(valid), axis=1, bitorder="little")
+        heads = np.empty(len(counts), _HEAD)
+        heads["layout"], heads["rows"] = number, counts
+        ends = np.cumsum(_HEAD.itemsize + counts * layout.itemsize)
+        starts = np.append(0, ends[:-1])
+        data = np.empty(ends[-1], np.uint8)
+        data[_spans(starts, _HEAD)] = heads.view(np.uint8).reshape(-1, _HEAD.itemsize)
+        data[_spans(_line_starts(starts, counts, layout), layout)] = lines.view(np.uint8).reshape(rows, -1)
+        records = _cut(data.tobytes(), np.append(0, ends))
+        return list(map(b"".join, zip(records, *texts, strict=True))) if texts else records
+
+    def parts(self, rows: KeyRows) -> list[bytes]:
+        """Return the rows of each key as a record; it is empty if the key has none."""
+        there = rows.counts > 0
+        if not there.any():
+            return [b""] * len(there)
+        filled = self.pack(rows.columns, rows.counts[there])
+        return filled if len(filled) == len(there) else _spread(filled, there)
+
+    def rows(self, parts: Sequence[bytes]) -> KeyRows:
+        """Return the rows of each key from its record, which may be empty."""
+        there = np.fromiter(map(bool, parts), np.bool_, len(parts))
+        counts, columns = np.zeros(len(parts), np.int64), list[pa.Array]()
+        if there.any():
+            counts[there], columns = self.unpack(list(filter(None, parts)))
+        return KeyRows(counts, columns)
+
+    def counts(self, records: Sequence[bytes]) -> I64:
+        """Return the number of rows of each record."""
+        heads = np.frombuffer(b"".join([record[: _HEAD.itemsize] for record in records]), _HEAD)
+        return heads["rows"].astype(np.int64)
 
     def unpack(self, records: Sequence[bytes]) -> tuple[I64, list[pa.Array]]:
         """Return the number of rows of each record, and the columns of all."""
-        if not self._texts:
-            lines = np.frombuffer(b"".join(records), np.int64).reshape(-1, self._line // _WORD)
-            sizes = np.fromiter(map(len, records), np.int64, len(records))
-            return sizes // self._line, self._arrays(lines, [])
-        counts = np.frombuffer(b"".join([record[:_WORD] for record in records]), np.int64)
-        stops = (_WORD + counts * self._line).tolist()
-        flat = b"".join([record[_WORD:stop] for record, stop in zip(records, stops, strict=True)])
-        lines = np.frombuffer(flat, np.int64).reshape(-1, self._line // _WORD)
-        firsts = np.cumsum(counts) - counts
-        texts = []
+        data = np.frombuffer(b"".join(records), np.uint8)
+        sizes = np.fromiter(map(len, records), np.int64, len(records))
+        starts = np.cumsum(sizes) - sizes
+        heads = data[_spans(starts, _HEAD)].view(_HEAD)[:, 0]
+        counts = heads["rows"].astype(np.int64)
+        words = np.empty((len(self._types), int(counts.sum())), np.int64)
+        valid = np.ones((words.shape[1], len(self._types)), np.uint8) if self._nulls else None
+        stops = np.empty(len(records), np.int64)
+        for number in np.unique(heads["layout"]).tolist():
+            layout, which = self._layouts[number], heads["layout"] == number
+            stops[which] = _HEAD.itemsize + counts[which] * layout.itemsize
+            lines = data[_spans(_line_starts(starts[which], counts[which], layout), layout)].view(layout)[:, 0]
+            places = slice(None) if which.all() else np.repeat(which, counts)
+            for k in range(len(words)):
+                words[k, places] = lines[f"c{k}"]
+            if valid is not None and _has_valid(layout):
+                valid[places] = np.unpackbits(lines[_VALID], axis=1, count=len(words), bitorder="little")
+        firsts, texts = np.cumsum(counts) - counts, list[bytes]()
         for k in self._texts:
-            sizes = np.add.reduceat(lines[:, self._heads + k], firsts)
-            ends = (np.array(stops, np.int64) + sizes).tolist()
-            texts.append(b"".join([r[a:b] for r, a, b in zip(records, stops, ends, strict=True)]))
-            stops = ends
-        return counts, self._arrays(lines, texts)
+            begins, stops = stops, stops + np.add.reduceat(words[k], firsts)
+            spans = zip(records, begins.tolist(), stops.tolist(), strict=True)
+            texts.append(b"".join([record[begin:stop] for record, begin, stop in spans]))
+        return counts, self._arrays(words, valid, texts)
 
-    def _arrays(self, lines: I64, texts: list[bytes]) -> list[pa.Array]:
+    def _arrays(self, words: I64, valid: np.ndarray | None, texts: list[bytes]) -> list[pa.Array]:
         arrays, data = [], iter(texts)
         for k, data_type in enumerate(self._types):
-            there = ((lines[:, k // _BITS] >> (k % _BITS)) & 1).astype(np.uint8)
-            valid = None if there.all() else there
-            words = np.ascontiguousarray(lines[:, self._heads + k])
+            there = None if valid is None or valid[:, k].all() else np.ascontiguousarray(valid[:, k])
             if is_fixed(data_type):
-                arrays.append(fixed_to_arrow(words, valid, data_type))
+                arrays.append(fixed_to_arrow(words[k], there, data_type))
                 continue
-            offsets = np.zeros(len(words) + 1, np.int64)
-            np.cumsum(words, out=offsets[1:])
-            arrays.append(bytes_to_arrow(np.frombuffer(next(data), np.uint8), offsets, valid, data_type))
+            offsets = np.zeros(words.shape[1] + 1, np.int64)
+            np.cumsum(words[k], out=offsets[1:])
+            arrays.append(bytes_to_arrow(np.frombuffer(next(data), np.uint8), offsets, there, data_type))
         return arrays
+
+
+def _has_valid(layout: np.dtype[Any]) -> bool:
+    return layout.names is not None and _VALID in layout.names
+
+
+def _width_of(words: I64) -> int:
+    """Return the bytes of the narrowest integers that have these values."""
+    bits = max(int(words.max()), -1 - int(words.min())).bit_length() + 1
+    return next(width for width in (1, 2, 4, 8) if bits <= 8 * width)
+
+
+def _spans(starts: I64, item: np.dtype[Any]) -> I64:
+    """Return the places of the bytes of items with these starts, a line for each."""
+    spans: I64 = starts[:, None] + np.arange(item.itemsize)
+    return spans
+
+
+def _line_starts(starts: I64, counts: I64, layout: np.dtype[Any]) -> I64:
+    """Return the starts of all lines of records, from the start of each record and its number of lines."""
+    firsts = np.cumsum(counts) - counts
+    numbers = np.arange(counts.sum()) - np.repeat(firsts, counts)
+    return np.repeat(starts + _HEAD.itemsize, counts) + numbers * layout.itemsize
+
+
+def _cut(data: bytes, edges: I64) -> list[bytes]:
+    return [data[a:b] for a, b in pairwise(edges.tolist())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +214,10 @@ class KeyRows:
 
 @dataclass(frozen=True, slots=True)
 class LoadedKeys:
-    """Keys that return to memory, in hash order, with their rows by state."""
+    """Keys that return to memory, in hash order, with the part of each in their records by state; empty: no rows."""
 
     slots: I32
-    rows: list[KeyRows]
+    parts: list[list[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +246,8 @@ class SpillStore:
         self._open = open_store
         self.limits = limits
         self._store: RocksStore | None = None
-        self._packers: list[RowPacker] = []
+        #: Of each state.
+        self.packers: list[RowPacker] = []
         self._numbers = 0
         self._prefix = self.number()
         #: Whether a record was ever stored.
@@ -186,37 +268,30 @@ class SpillStore:
         self._numbers += 1
         return self._numbers
 
-    def add(self, types: Sequence[pa.DataType]) -> int:
-        """Add a state whose rows have columns of these types; return its number."""
-        self._packers.append(RowPacker(types))
-        return len(self._packers) - 1
+    def add(self, types: Sequence[pa.DataType]) -> RowPacker:
+        """Add a state whose rows have columns of these types; return the packer of its part of a record."""
+        self.packers.append(RowPacker(types, len(self.packers)))
+        return self.packers[-1]
 
-    def put(self, keys: KeyView, slots: I32, rows: Sequence[KeyRows]) -> None:
-        """Store the rows of distinct keys, in hash order; this replaces their records."""
+    def put(self, keys: KeyView, slots: I32, parts: Sequence[list[bytes]]) -> None:
+        """Store the parts of each state for distinct keys, in hash order; this replaces their records."""
         if len(slots):
-            self.put_packed(self.packed(keys, slots, rows))
+            self.put_packed(self.packed(keys, slots, parts))
 
-    def packed(self, keys: KeyView, slots: I32, rows: Sequence[KeyRows]) -> PackedKeys:
-        """Return the rows of distinct keys as records, without keys that have no row; any thread."""
-        counts = np.stack([some.counts for some in rows])
-        there = counts.any(axis=0)
+    def packed(self, keys: KeyView, slots: I32, parts: Sequence[list[bytes]]) -> PackedKeys:
+        """Return the records of distinct keys, without keys that have no row in any state; any thread."""
+        records = self._joined(parts)
+        there = _lengths_of(parts).any(axis=1)
         if not there.all():
-            slots, counts = slots[there], counts[:, there]
-        return PackedKeys(keys.hashes[slots], self._names(keys, slots), self._joined(counts, rows))
+            slots, records = slots[there], list(compress(records, there))
+        return PackedKeys(keys.hashes[slots], self._names(keys, slots), records)
 
-    def _joined(self, counts: I64, rows: Sequence[KeyRows]) -> list[bytes]:
+    def _joined(self, parts: Sequence[list[bytes]]) -> list[bytes]:
         """Return a record for each key: the number of parts, the length of each state's part, and the parts."""
-        parts = []
-        for packer, own, some in zip(self._packers, counts, rows, strict=True):
-            filled = packer.pack(some.columns, own[own > 0]) if own.any() else []
-            parts.append(filled if len(filled) == len(own) else _spread(filled, own > 0))
-        lengths = np.empty((counts.shape[1], 1 + len(parts)), np.int32)
-        lengths[:, 0] = len(parts)
-        for place, part in enumerate(parts, 1):
-            lengths[:, place] = np.fromiter(map(len, part), np.int32, len(part))
-        flat, width = lengths.tobytes(), lengths.shape[1] * _LENGTH
-        heads = [flat[at : at + width] for at in range(0, len(flat), width)]
-        return list(map(b"".join, zip(heads, *parts, strict=True)))
+        lengths = _lengths_of(parts)
+        heads = np.column_stack([np.full(len(lengths), len(parts), np.int32), lengths])
+        edges = np.arange(len(lengths) + 1) * (heads.shape[1] * _LENGTH)
+        return list(map(b"".join, zip(_cut(heads.tobytes(), edges), *parts, strict=True)))
 
     def put_packed(self, rows: PackedKeys) -> None:
         """Store records."""
@@ -228,7 +303,7 @@ class SpillStore:
             self.local.add(rows.hashes, _sizes_of(rows.values))
 
     def load(self, keys: KeyView, slots: I32) -> LoadedKeys | None:
-        """Return the rows of these distinct keys with one sorted read; None: no key has a record."""
+        """Return the records of these distinct keys with one sorted read; None: no key has a record."""
         if not self._used or len(slots) == 0:
             return None
         found, values = self._read(keys, slots)
@@ -236,12 +311,12 @@ class SpillStore:
             return None
         if self.local is not None:
             self.local.add(keys.hashes[found], -_sizes_of(values))
-        return LoadedKeys(found, self._unpacked(values))
+        return LoadedKeys(found, self._parts(values))
 
-    def look_up(self, keys: KeyView, slots: I32, state: int) -> KeyRows | None:
+    def look_up(self, keys: KeyView, slots: I32, packer: RowPacker) -> KeyRows | None:
         """Return the rows of one key in one state without removing them; None: it has none."""
         values = self._read(keys, slots)[1] if self._used else []
-        rows = self._unpacked(values)[state] if values else None
+        rows = packer.rows(self._parts(values)[packer.number]) if values else None
         return rows if rows is not None and rows.counts.any() else None
 
     def _read(self, keys: KeyView, slots: I32) -> tuple[I32, list[bytes]]:
@@ -261,26 +336,15 @@ class SpillStore:
     def _names(self, keys: KeyView, slots: I32) -> list[bytes]:
         return encode_keys(keys, slots, np.full(len(slots), self._prefix, np.int64))
 
-    def _unpacked(self, values: Sequence[bytes]) -> list[KeyRows]:
-        """Return the rows of each state from some records."""
-        found = []
-        for packer, parts in zip(self._packers, self._parts(values), strict=True):
-            there = np.fromiter(map(bool, parts), np.bool_, len(parts))
-            counts, columns = np.zeros(len(parts), np.int64), list[pa.Array]()
-            if there.any():
-                counts[there], columns = packer.unpack([part for part in parts if part])
-            found.append(KeyRows(counts, columns))
-        return found
-
-    def _parts(self, values: Sequence[bytes]) -> list[Sequence[bytes]]:
+    def _parts(self, values: Sequence[bytes]) -> list[list[bytes]]:
         """Return the part of each state from some records."""
-        count = len(self._packers)
+        count = len(self.packers)
         if (np.frombuffer(b"".join([value[:_LENGTH] for value in values]), np.int32) != count).any():
             values = [self._with_all_parts(value) for value in values]
         width = _LENGTH * (1 + count)
         lengths = np.frombuffer(b"".join([value[_LENGTH:width] for value in values]), np.int32).reshape(-1, count)
         edges = np.cumsum(lengths, axis=1, dtype=np.int64) + width
-        parts: list[Sequence[bytes]] = []
+        parts: list[list[bytes]] = []
         firsts = [width] * len(values)
         for column in edges.T:
             stops = column.tolist()
@@ -290,10 +354,10 @@ class SpillStore:
 
     def _with_all_parts(self, value: bytes) -> bytes:
         """Return a record that may have been written during a restore, before the last states were added."""
-        head = np.zeros(1 + len(self._packers), np.int32)
+        head = np.zeros(1 + len(self.packers), np.int32)
         written = 1 + int(np.frombuffer(value, np.int32, 1)[0])
         head[:written] = np.frombuffer(value, np.int32, written)
-        head[0] = len(self._packers)
+        head[0] = len(self.packers)
         return head.tobytes() + value[written * _LENGTH :]
 
     def drop_range(self, part: HashRange) -> None:
@@ -317,26 +381,24 @@ class SpillStore:
             self._swept = bound(self._prefix)
             return none
         self._swept = names[-1] + b"\0"
-        rows = self._unpacked(values)
-        gone = np.stack([_expired(some, deadline) for some, deadline in zip(rows, deadlines, strict=True)])
+        parts = self._parts(values)
+        gone = np.stack([_expired(*each) for each in zip(self.packers, parts, deadlines, strict=True)])
         if gone.any():
             gone &= ~in_memory(second_numbers(names))
-            self._replace(names, values, rows, gone)
+            self._replace(names, values, parts, gone)
         return [list(compress(names, which)) for which in gone]
 
-    def _replace(self, names: list[bytes], values: list[bytes], rows: list[KeyRows], gone: np.ndarray) -> None:
+    def _replace(self, names: list[bytes], values: list[bytes], parts: Sequence[list[bytes]], gone: np.ndarray) -> None:
         """Write records again without the parts of states that are `gone`; remove those of which nothing is left."""
         changed = np.asarray(gone.any(axis=0))
-        left = np.where(gone, 0, np.stack([some.counts for some in rows]))
-        empty = changed & ~left.any(axis=0)
-        dropped = list(compress(names, empty))
+        left = [_spread(list(compress(own, ~which)), ~which) for own, which in zip(parts, gone, strict=True)]
+        kept = np.asarray(changed & _lengths_of(left).any(axis=1))
+        dropped = [names[place] for place in np.flatnonzero(changed & ~kept).tolist()]
         if dropped:
             self.store.delete(dropped)
-        kept = changed & ~empty
         written: list[bytes] = []
         if kept.any():
-            some = [_chosen(own, (number > 0) & kept) for own, number in zip(rows, left, strict=True)]
-            written = self._joined(left[:, kept], some)
+            written = self._joined([list(compress(own, kept)) for own in left])
             self.store.put(list(compress(names, kept)), written)
         if self.local is not None:
             hashes = second_numbers(names)
@@ -362,20 +424,20 @@ def _spread(parts: Sequence[bytes], there: np.ndarray) -> list[bytes]:
     return found
 
 
-def _expired(rows: KeyRows, deadline: int | None) -> np.ndarray:
+def _expired(packer: RowPacker, parts: Sequence[bytes], deadline: int | None) -> np.ndarray:
     """Return a mask of the keys that have rows, all of them last accessed at `deadline` or before."""
-    gone = np.zeros(len(rows.counts), np.bool_)
-    there = np.flatnonzero(rows.counts)
-    if deadline is not None and len(there):
-        counts = rows.counts[there]
-        gone[there] = np.maximum.reduceat(rows.columns[-1].to_numpy(), np.cumsum(counts) - counts) <= deadline
+    gone = np.zeros(len(parts), np.bool_)
+    if deadline is not None and any(parts):
+        rows = packer.rows(parts)
+        there = rows.counts > 0
+        firsts = np.cumsum(rows.counts[there]) - rows.counts[there]
+        gone[there] = np.maximum.reduceat(rows.columns[-1].to_numpy(), firsts) <= deadline
     return gone
 
 
-def _chosen(rows: KeyRows, which: np.ndarray) -> KeyRows:
-    """Return the rows of the marked keys."""
-    chosen = pa.array(np.repeat(which, rows.counts))
-    return KeyRows(rows.counts[which], [column.filter(chosen) for column in rows.columns])
+def _lengths_of(parts: Sequence[Sequence[bytes]]) -> np.ndarray:
+    """Return the length of each state's part of the record of each key: a line for each key."""
+    return np.column_stack([np.fromiter(map(len, own), np.int32, len(own)) for own in parts])
 
 
 _PREFIX = 8

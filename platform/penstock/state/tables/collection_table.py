@@ -1,13 +1,13 @@
 """`CollectionTable`: a list or a map by key, the state of a `ListState` or `MapState`.
 
 Functions use Python lists and dicts, one for each slot that has elements, kept between batches: repeated reads need no
-decoding. Changes are written to a log as columns after every batch, so a barrier has nothing left to encode. Owned by
-one subtask thread.
+decoding. When memory is full, the least recently used ones become records, as in the cold store. Changes are written to
+a log as columns after every batch, so a barrier has nothing left to encode. Owned by one subtask thread.
 """
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, compress, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,14 +17,14 @@ from penstock.state.keys.key_index import KeyCounts, KeyIndex
 from penstock.state.log.segment_columns import DELETED, keyed_batch
 from penstock.state.log.segments import last_entries
 from penstock.state.log.ttl import EntryStamps
-from penstock.state.memory.slot_arrays import with_room
+from penstock.state.memory.slot_arrays import pieces, with_room
 from penstock.state.spill.cold_records import KeyRows
 from penstock.state.tables.changes import ChangeLog
 from penstock.state.tables.key_space import find_key, live_rows
 from penstock.state.tables.value_table import plain_values
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _CONTAINER_BYTES = 200
 #: Bytes of a place in a list; of a place in a dict with the free capacity.
 _LIST_PLACE, _DICT_PLACE = 10, 54
+#: Bytes of a slot in all arrays; of a record without its content.
+_SLOT_BYTES, _RECORD_BYTES = 13, 40
 #: A sweep for expired values checks one slot of a list or map per this many slots.
 _SWEEP_PART = 8
 
@@ -91,16 +93,20 @@ class CollectionTable:
         self._state = state
         self._codec = codec
         self._log = ChangeLog(source.spec, source.log)
-        self._number = state.register(source)
+        self._packer = state.register(source)
         #: Evicted keys whose lists expired since the last freeze.
         self._expired: KeyIndex | None = None
         self._limits = source.limits
         first = self._limits.first_slots
-        self._held: list[Any] = [None] * first
+        #: A list or dict, a record of its elements or entries (`RowPacker`), or None.
+        self._held = np.full(first, None, object)
+        self._is_object = np.zeros(first, np.bool_)
         self._lengths: I32 = np.zeros(first, np.int32)
         #: For a list: the index after its last element; it restarts only when no element is left anywhere.
         self._ends: I64 = np.zeros(first if lists else 0, np.int64)
+        #: Of those that are objects.
         self._containers = self._entries = self._text = 0
+        self._record_bytes = 0
         #: Strings are measured again at this size: double the last result, plus a constant.
         self._measure_at = self._limits.measured_bytes
 
@@ -111,10 +117,11 @@ class CollectionTable:
 
         Expired elements and entries are removed first, unless they may still be read: then call `remove_expired` later.
         """
-        self._fit_slots()
+        self._unpack(slots)
         if self.stamps is not None and not self.stamps.ttl.return_expired:
             self.remove_expired(slots)
-        return [self._held[slot] for slot in slots.tolist()]
+        found: list[Any] = self._held[slots].tolist()
+        return found
 
     def ends(self, slots: I32) -> I64:
         """Return the next index of the lists of slots."""
@@ -124,7 +131,7 @@ class CollectionTable:
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the first `most` live elements or entries of one key; see `state.store.StateTable`."""
         view, slots, in_memory = find_key(self._state, keys, hashes)
-        rows = self.rows_at(slots, most) if in_memory else self._state.evicted_rows(view, slots, self._number)
+        rows = self._peek(slots, most) if in_memory else self._state.evicted_rows(view, slots, self._packer)
         return live_rows(self.source, (view, slots), rows, most)
 
     def counts(self) -> KeyCounts:
@@ -136,17 +143,17 @@ class CollectionTable:
     def changed(self, slots: I32, containers: Sequence[Any]) -> None:
         """Set the lists or dicts of the slots; empty ones are dropped."""
         self._state.note_changed(slots)
-        held = self._held
-        for slot, container in zip(slots.tolist(), containers, strict=True):
-            held[slot] = container or None
-        self._count(slots, np.fromiter(map(len, containers), np.int32, len(containers)))
+        self._hold(slots, (container or None for container in containers), list(map(len, containers)))
 
-    def _count(self, slots: I32, lengths: I32) -> None:
-        """Set the numbers of elements or entries of distinct slots."""
-        before = self._lengths[slots]
-        self._entries += int(lengths.sum(dtype=np.int64)) - int(before.sum(dtype=np.int64))
-        self._containers += int(np.count_nonzero(lengths)) - int(np.count_nonzero(before))
-        self._lengths[slots] = lengths
+    def _hold(self, slots: I32, held: Iterable[Any], lengths: Any, *, objects: bool = True) -> None:
+        """Set the lists or dicts of distinct slots, or their records, and the numbers of elements or entries."""
+        lengths = np.asarray(lengths, np.int32)
+        before = self._lengths[slots[self._is_object[slots]]]
+        now = lengths if objects else lengths[:0]
+        self._entries += int(now.sum(dtype=np.int64)) - int(before.sum(dtype=np.int64))
+        self._containers += int(np.count_nonzero(now)) - int(np.count_nonzero(before))
+        self._held[slots] = np.fromiter(held, object, len(slots))
+        self._lengths[slots], self._is_object[slots] = lengths, (lengths > 0) & objects
 
     def clear(self, slots: I32) -> None:
         """Record that the slots were cleared, before their new entries."""
@@ -170,6 +177,7 @@ class CollectionTable:
         stamps = self.stamps
         if stamps is None:
             return
+        slots = self._unpack_expired(slots, stamps.ttl.deadline)
         whole, owners, keys = [], [], []
         touched = []
         for slot in slots.tolist():
@@ -194,7 +202,7 @@ class CollectionTable:
             self.clear(np.array(whole, np.int32))
             if keys:
                 self.remove(np.array(owners, np.int32), self._codec.encode_keys(keys))
-            self.changed(np.array(touched, np.int32), [self._held[slot] for slot in touched])
+            self.changed(np.array(touched, np.int32), self._held[touched].tolist())
 
     def sweep(self, limit: int) -> None:
         """Check the next slots, in turn, and remove expired elements and entries; `limit` is divided by a constant."""
@@ -247,12 +255,14 @@ class CollectionTable:
             [batch.column(name) for name in self.spec.row_names],
             batch.column(DELETED).to_numpy(zero_copy_only=False),
         )
-        known = self.rows_at(slots)
-        if known.columns:
+        self._unpack(slots)
+        there = slots[self._lengths[slots] > 0]
+        if len(there):
+            known = self._rows_of(there, self._held[there].tolist())
             types = [column.type for column in columns]
             before = [column.cast(kind) for column, kind in zip(known.columns, types, strict=True)]
             columns = [pa.concat_arrays([old, new]) for old, new in zip(before, columns, strict=True)]
-            owners = np.concatenate([np.repeat(slots, known.counts), owners])
+            owners = np.concatenate([np.repeat(there, known.counts), owners])
             deleted = np.concatenate([np.zeros(len(before[0]), np.bool_), deleted])
         last = last_entries(owners, columns[: len(self.spec.entries)])
         last = last[~deleted[last]]
@@ -278,73 +288,144 @@ class CollectionTable:
             place *= 2
         objects = self._containers * _CONTAINER_BYTES + self._entries * (place + self._codec.object_bytes)
         expired = 0 if self._expired is None else self._expired.memory_bytes
-        return objects + self._text + self._log.nbytes + expired + 20 * len(self._held)
+        by_slot = _SLOT_BYTES * len(self._held) + self._ends.nbytes
+        return objects + self._text + self._record_bytes + self._log.nbytes + expired + by_slot
 
     def close(self) -> None:
         """Drop all objects."""
-        self._held = []
+        self._held = np.full(0, None, object)
 
     # --- eviction ---------------------------------------------------------------------------------------------------
 
-    def rows_at(self, slots: I32, most: int | None = None) -> KeyRows:
-        """Return the elements or entries of slots; with `most` only the first ones, that many of them live."""
+    @property
+    def objects(self) -> np.ndarray:
+        """A mask of the slots whose lists or dicts are objects."""
         self._fit_slots()
-        counts, stamps = self._lengths[slots].astype(np.int64), self.stamps
-        names, values, times = list[Any](), list[Any](), list[int]()
-        for place in np.flatnonzero(counts).tolist():
-            slot = int(slots[place])
-            container, length = self._held[slot], int(counts[place])
-            if most is not None:
-                counts[place] = length = min(length, most + (0 if stamps is None else len(stamps.expired(slot))))
-            if self.lists:
-                first = int(self._ends[slot]) - len(container)
-                own: Any = range(first, first + length)
-            else:
-                own = list(islice(container, length))
-            names += own
-            values += islice(container if self.lists else container.values(), length)
-            if stamps is not None:
-                known = stamps.times(slot)
-                times += islice(known, length) if self.lists else [known[name] for name in own]
-        if not names:
-            return KeyRows(counts, [])
+        return self._is_object
+
+    def pack(self, slots: I32) -> None:
+        """Replace the lists or dicts of slots by records, which take a tenth of the memory."""
+        self._fit_slots()
+        slots = slots[self._is_object[slots]]
+        if len(slots):
+            rows = self._rows_of(slots, self._held[slots].tolist())
+            self._forget_objects(slots)
+            records = self._packer.pack(rows.columns, rows.counts)
+            self._hold(slots, records, rows.counts, objects=False)
+            self._record_bytes += _bytes_of(records)
+
+    def _unpack(self, slots: I32) -> None:
+        """Replace the records of slots by lists or dicts."""
+        self._fit_slots()
+        slots = slots[(self._lengths[slots] > 0) & ~self._is_object[slots]]
+        if len(slots):
+            records = self._held[slots].tolist()
+            self._record_bytes -= _bytes_of(records)
+            self._enter(slots, *self._packer.unpack(records))
+
+    def _unpack_expired(self, slots: I32, deadline: int) -> I32:
+        """Unpack the slots that have an expired element or entry; return those that are objects."""
+        self._fit_slots()
+        packed = slots[(self._lengths[slots] > 0) & ~self._is_object[slots]]
+        for piece in pieces(packed, self._limits.sweep_keys):
+            counts, columns = self._packer.unpack(self._held[piece].tolist())
+            oldest = np.minimum.reduceat(columns[-1].to_numpy(), np.cumsum(counts) - counts)
+            self._unpack(piece[oldest <= deadline])
+        return slots[self._is_object[slots]]
+
+    def _peek(self, slots: I32, most: int) -> KeyRows:
+        """Return the first elements or entries of one slot, `most` of them live; a record stays one."""
+        self._fit_slots()
+        held, stamps = self._held[slots[0]], self.stamps
+        if held is None or isinstance(held, bytes):
+            return self._packer.rows([held or b""])
+        most += 0 if stamps is None else len(stamps.expired(int(slots[0])))
+        return self._rows_of(slots, [held[:most] if self.lists else dict(islice(held.items(), most))])
+
+    def _rows_of(self, slots: I32, containers: Sequence[Any]) -> KeyRows:
+        """Return the elements or entries of slots, all in lists or dicts that are not empty."""
+        counts = np.fromiter(map(len, containers), np.int64, len(containers))
+        names: Any
+        if self.lists:
+            firsts = self._ends[slots] - self._lengths[slots]
+            names = np.arange(counts.sum()) + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
+            values = list(chain.from_iterable(containers))
+        else:
+            names = list(chain.from_iterable(containers))
+            values = list(chain.from_iterable(map(dict.values, containers)))
         columns = [*self._codec.encode_keys(names), *self._codec.encode_values(values)]
-        return KeyRows(counts, columns if stamps is None else [*columns, pa.array(times, pa.int64())])
+        if self.stamps is None:
+            return KeyRows(counts, columns)
+        times = list[int]()
+        for slot, container in zip(slots.tolist(), containers, strict=True):
+            known = self.stamps.times(slot)
+            times += known[: len(container)] if self.lists else [known[name] for name in container]
+        return KeyRows(counts, [*columns, pa.array(times, pa.int64())])
+
+    def parts_at(self, slots: I32) -> list[bytes]:
+        """Return the elements or entries of slots as parts of their keys' records."""
+        self.pack(slots)
+        return [record or b"" for record in self._held[slots].tolist()]
 
     def forget_rows(self, slots: I32) -> None:
         """Drop the elements or entries of slots from memory; all changes are saved already."""
         self._fit_slots()
         slots = slots[self._lengths[slots] > 0]
+        objects = self._is_object[slots]
+        self._record_bytes -= _bytes_of(self._held[slots[~objects]].tolist())
+        self._forget_objects(slots[objects])
+        self._held[slots], self._lengths[slots] = None, 0
+
+    def _forget_objects(self, slots: I32) -> None:
+        """Drop lists or dicts from the counts, and their times of last access; they are still held."""
         if len(slots):
             self._text -= self._text * int(self._lengths[slots].sum()) // self._entries
-            self._count(slots, np.zeros(len(slots), np.int32))
-            for slot in slots.tolist():
-                self._held[slot] = None
-                if self.stamps is not None:
+            self._entries -= int(self._lengths[slots].sum(dtype=np.int64))
+            self._containers -= len(slots)
+            self._is_object[slots] = False
+            if self.stamps is not None:
+                for slot in slots.tolist():
                     self.stamps.drop(slot)
+
+    def load_parts(self, slots: I32, parts: Sequence[bytes]) -> None:
+        """Add the elements or entries of slots, which have none in memory, as parts of their keys' records."""
+        self._fit_slots()
+        there = np.fromiter(map(bool, parts), np.bool_, len(parts))
+        records = list(filter(None, parts))
+        if records:
+            self._hold(slots[there], records, self._packer.counts(records), objects=False)
+            self._record_bytes += _bytes_of(records)
 
     def load_rows(self, slots: I32, rows: KeyRows) -> None:
         """Add the lists or dicts of slots, which have none in memory."""
-        there = rows.counts > 0
-        if not there.any():
-            return
         self._fit_slots()
-        slots, counts = slots[there], rows.counts[there]
-        stops, held, entries = np.cumsum(counts).tolist(), self._held, len(self.spec.entries)
-        own = rows.columns[: entries + len(self.spec.values)]
+        there = rows.counts > 0
+        if there.any():
+            self._enter(slots[there], rows.counts[there], rows.columns)
+
+    def _enter(self, slots: I32, counts: I64, columns: list[pa.Array]) -> None:
+        """Set the lists or dicts of slots, which have none, from rows by slot."""
+        entries = len(self.spec.entries)
+        own = columns[: entries + len(self.spec.values)]
         names = self._codec.decode_keys([plain_values(array) for array in own[:entries]])
         values = self._codec.decode_values([plain_values(array) for array in own[entries:]])
-        times = [] if self.stamps is None else rows.columns[-1].to_numpy().tolist()
+        sizes = counts.tolist()
         if self.lists:
-            self._ends[slots] = [names[stop - 1] + 1 for stop in stops]
-        for slot, first, stop in zip(slots.tolist(), [0, *stops[:-1]], stops, strict=True):
-            some = values[first:stop]
-            held[slot] = some if self.lists else dict(zip(names[first:stop], some, strict=True))
-            if self.stamps is not None:
-                known = times[first:stop]
-                self.stamps.put(slot, known if self.lists else dict(zip(names[first:stop], known, strict=True)))
-        self._count(slots, counts.astype(np.int32))
+            self._ends[slots] = own[0].to_numpy()[np.cumsum(counts) - 1] + 1
+        self._hold(slots, self._grouped(names, values, sizes), counts)
+        if self.stamps is not None:
+            times = columns[-1].to_numpy().tolist()
+            for slot, known in zip(slots.tolist(), self._grouped(names, times, sizes), strict=True):
+                self.stamps.put(slot, known)
         self._text += self._codec.text_bytes(own)
+
+    def _grouped(self, names: Sequence[Any], values: Sequence[Any], sizes: list[int]) -> Iterator[Any]:
+        """Yield the list of so many values each, or the dict by name."""
+        if self.lists:
+            some = iter(values)
+            return (list(islice(some, size)) for size in sizes)
+        pairs = zip(names, values, strict=True)
+        return (dict(islice(pairs, size)) for size in sizes)
 
     def note_expired(self, keys: KeyColumns, hashes: I64) -> None:
         """Record evicted keys whose lists expired: the log has to clear them.
@@ -379,32 +460,34 @@ class CollectionTable:
         """Renumber slots: slot s becomes `numbers[s]`; numbers of unused slots are negative."""
         self._fit_slots()
         old = np.flatnonzero(numbers >= 0)
-        new = numbers[old]
-        size = max(self._limits.first_slots, 2 * len(old))
-        held: list[Any] = [None] * size
-        for source, target in zip(old.tolist(), new.tolist(), strict=True):
-            held[target] = self._held[source]
-        self._lengths = _moved(self._lengths, old, new, size)
+        new, size = numbers[old], max(self._limits.first_slots, 2 * len(old))
+        self._held = _moved(self._held, old, new, size, None)
+        self._lengths, self._is_object = (_moved(array, old, new, size) for array in (self._lengths, self._is_object))
         if self.lists:
             self._ends = _moved(self._ends, old, new, size)
-        self._held = held
         if self.stamps is not None:
             self.stamps.renumber(numbers)
         self._log.renumber(numbers)
 
     def _fit_slots(self) -> None:
         self._lengths = with_room(self._lengths, self._state.index.count)
+        self._is_object = with_room(self._is_object, self._state.index.count)
         if self.lists:
             self._ends = with_room(self._ends, self._state.index.count)
-        self._held += [None] * (len(self._lengths) - len(self._held))
+        self._held = with_room(self._held, self._state.index.count, None)
 
     def _measure(self) -> None:
         """Measure the strings again, without those that were replaced."""
-        self._text = sum(self._codec.measured(container) for container in self._held if container)
+        self._text = sum(self._codec.measured(container) for container in compress(self._held, self._is_object))
         self._measure_at = 2 * self._text + self._limits.measured_bytes
 
 
-def _moved(array: np.ndarray, old: np.ndarray, new: np.ndarray, size: int) -> np.ndarray:
-    moved = np.zeros(size, array.dtype)
+def _moved(array: np.ndarray, old: np.ndarray, new: np.ndarray, size: int, fill: Any = 0) -> np.ndarray:
+    moved = np.full(size, fill, array.dtype)
     moved[new] = array[old]
     return moved
+
+
+def _bytes_of(records: Sequence[bytes]) -> int:
+    """Return the bytes of records as objects."""
+    return sum(map(len, records)) + _RECORD_BYTES * len(records)

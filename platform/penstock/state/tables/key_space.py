@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.remote.remote_keys import RemoteKeys
-    from penstock.state.spill.cold_records import KeyRows, SpillStore
+    from penstock.state.spill.cold_records import KeyRows, RowPacker, SpillStore
 
 
 class KeySpace(Protocol):
@@ -46,10 +46,10 @@ class KeySpace(Protocol):
 class RowSpace(KeySpace, Protocol):
     """Keys whose rows are in records when they are evicted (`row_state.RowState`)."""
 
-    def register(self, source: FrozenSource[RowSpec]) -> int:
-        """Add a state whose rows are a part of their key's record; return the number of the part."""
+    def register(self, source: FrozenSource[RowSpec]) -> RowPacker:
+        """Add a state whose rows are a part of their key's record; return the packer of the part."""
 
-    def evicted_rows(self, keys: KeyView, slots: I32, number: int) -> KeyRows | None:
+    def evicted_rows(self, keys: KeyView, slots: I32, packer: RowPacker) -> KeyRows | None:
         """Return one part of the record of a single key that is not in memory; None: it has none."""
 
     def note_changed(self, slots: I32) -> None:

@@ -21,6 +21,7 @@ from penstock.state.keys.sorted_keys import decode_keys
 from penstock.state.log.row_spec import TIMERS, RowSpec
 from penstock.state.memory.budget import EvictionPolicy
 from penstock.state.memory.slot_arrays import pieces, with_room
+from penstock.state.spill.cold_records import RowPacker
 from penstock.state.tables.collection_table import CollectionTable
 from penstock.state.tables.join_buffer import JoinBuffer
 from penstock.state.tables.timer_table import TimerTable
@@ -195,18 +196,19 @@ class RowState:
         found = cold.load(keys, slots)
         if found is not None:
             self._stored[found.slots] = True
-            for table, rows in zip(self._row_tables, found.rows, strict=True):
-                table.load_rows(found.slots, rows)
+            for table, parts in zip(self._row_tables, found.parts, strict=True):
+                table.load_parts(found.slots, parts)
 
-    def register(self, source: FrozenSource[RowSpec]) -> int:
-        """Add a state whose rows are a part of their key's record; return the number of the part."""
+    def register(self, source: FrozenSource[RowSpec]) -> RowPacker:
+        """Add a state whose rows are a part of their key's record; return the packer of the part."""
         if self.remote is not None:
             self.remote.follow(source)
-        return 0 if self.cold is None else self.cold.add([field.type for field in source.spec.row_fields])
+        types = [field.type for field in source.spec.row_fields]
+        return RowPacker(types) if self.cold is None else self.cold.add(types)
 
-    def evicted_rows(self, keys: KeyView, slots: I32, number: int) -> KeyRows | None:
+    def evicted_rows(self, keys: KeyView, slots: I32, packer: RowPacker) -> KeyRows | None:
         """Return one part of the record of a single key that is not in memory; None: it has none."""
-        return None if self.cold is None else self.cold.look_up(keys, slots, number)
+        return None if self.cold is None else self.cold.look_up(keys, slots, packer)
 
     def note_changed(self, slots: I32) -> None:
         """Record that rows of slots were changed: the records of their keys in the cold store are out of date."""
@@ -298,19 +300,38 @@ class RowState:
         if self.cold is not None and not self.keeps_all and self._policy.full(self.key_bytes, self.index.count):
             for rows in self._join_buffers:
                 rows.spill()
-            for table in self._cold_tables:
-                table.source.gather(table.unsaved(), self._policy.gathered_bytes)
-            held, keys = self.key_bytes, -1
-            while self.index.count not in (0, keys) and self._policy.full(held, self.index.count):
-                before, keys = held, self.index.count
-                self._evict(self.cold, held)
-                held = self.key_bytes
-                self._policy.record_evicted(keys - self.index.count, before - held)
-            waiting = sum(table.source.memory_bytes for table in self._cold_tables)
-            self._budget.work(f"{self._holder}/waiting", waiting)
+            self._pack()
+            if self._policy.full(self.key_bytes, self.index.count):
+                self._evict_keys(self.cold)
         self._budget.report(self._holder, self.hot_bytes)
         if self._run_files is not None and self._join_buffers:
             self._spill()
+
+    def _pack(self) -> None:
+        """Replace lists and maps by records while memory is full: those used least recently, then all."""
+        tables = [table for table in self._row_tables if isinstance(table, CollectionTable)]
+        for choose in (self._policy.lru.oldest_half, np.asarray):
+            objects = np.zeros(self.index.count, np.bool_)
+            for table in tables:
+                objects |= table.objects[: self.index.count]
+            slots = choose(np.flatnonzero(objects).astype(np.int32))
+            for table in tables:  # at the same time in all: the objects of windows refer to each other
+                table.pack(slots)
+            if not self._policy.full(self.key_bytes, self.index.count):
+                return
+
+    def _evict_keys(self, cold: SpillStore) -> None:
+        """Evict keys until memory is not full; their unsaved changes are gathered first."""
+        for table in self._cold_tables:
+            table.source.gather(table.unsaved(), self._policy.gathered_bytes)
+        held, keys = self.key_bytes, -1
+        while self.index.count not in (0, keys) and self._policy.full(held, self.index.count):
+            before, keys = held, self.index.count
+            self._evict(cold, held)
+            held = self.key_bytes
+            self._policy.record_evicted(keys - self.index.count, before - held)
+        waiting = sum(table.source.memory_bytes for table in self._cold_tables)
+        self._budget.work(f"{self._holder}/waiting", waiting)
 
     def _spill(self) -> None:
         """Spill join rows to local files before memory is full, and continue merging files."""
@@ -372,11 +393,11 @@ class RowState:
         # remote records may have been dropped, and fetched again from the log
         same = self._stored[slots] & ~self._changed[slots] & (self.remote is None)
         changed = slots[~same]
-        rows = [table.rows_at(changed) for table in self._row_tables]
+        parts = [table.parts_at(changed) for table in self._row_tables]
         for table in self._row_tables:
             table.forget_rows(slots)
-        cold.put(keys, changed, rows)
-        without = changed[~np.any([some.counts for some in rows], axis=0)]
+        cold.put(keys, changed, parts)
+        without = changed[[not any(own) for own in zip(*parts, strict=True)]]
         cold.delete(keys, without[self._may_be_stored(without)])
 
     def _may_be_stored(self, slots: I32) -> np.ndarray:

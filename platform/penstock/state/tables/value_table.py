@@ -115,7 +115,7 @@ class ValueTable:
         self.spec = source.spec
         self.ttl = ttl
         source.ttl = ttl
-        self._number = state.register(source)
+        self._packer = state.register(source)
         self._state = state
         self._limits = source.limits
         rows, first_bytes = self._limits.first_rows, self._limits.first_bytes
@@ -147,7 +147,7 @@ class ValueTable:
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the live value of one key, if it has one; see `state.store.StateTable`."""
         view, slots, in_memory = find_key(self._state, keys, hashes)
-        rows = self.rows_at(slots, most) if in_memory else self._state.evicted_rows(view, slots, self._number)
+        rows = self.rows_at(slots, most) if in_memory else self._state.evicted_rows(view, slots, self._packer)
         return live_rows(self.source, (view, slots), rows, most)
 
     def counts(self) -> KeyCounts:
@@ -273,14 +273,19 @@ class ValueTable:
         there = rows >= 0
         return KeyRows(there.astype(np.int64), self.arrays(rows[there]))
 
+    def parts_at(self, slots: I32) -> list[bytes]:
+        """Return the values of slots as parts of their keys' records."""
+        return self._packer.parts(self.rows_at(slots))
+
     def forget_rows(self, slots: I32) -> None:
         """Drop the values of slots from memory; all changes are saved already."""
         self._fit_slots()
         self._where[slots] = -1
 
-    def load_rows(self, slots: I32, rows: KeyRows) -> None:
+    def load_parts(self, slots: I32, parts: list[bytes]) -> None:
         """Add the values of slots, which have none in memory."""
-        if rows.counts.any():
+        rows = self._packer.rows(parts)
+        if rows.columns:
             self._put(slots[rows.counts > 0], rows.columns, clean=True)
 
     def note_expired(self, keys: KeyColumns, hashes: I64) -> None:
