@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
-from penstock.state.log.segment_columns import NAMESPACE
+from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE
 from penstock.state.log.segment_file import SegmentFile
 from penstock.state.log.segments import EncodedSegment, SegmentWriter, mapped, newest_rows
 
@@ -66,19 +67,50 @@ class BatchedContent(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatheredRows:
-    """Changes of keys that left memory between two freezes, in order, as rows of a segment."""
+    """Changes of keys that left memory between two freezes, as rows of a segment.
 
-    spec: StateSpec
+    The parts are in order, and each is sorted by hash.
+    """
+
+    source: FrozenSource[StateSpec]
+    #: In local files: rows of later namespaces than the given one.
+    filed: tuple[tuple[pa.Table, int], ...]
+    #: In memory, after them.
     parts: tuple[pa.Table, ...]
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of the rows."""
+        """The bytes of the rows in memory."""
         return sum(part.nbytes for part in self.parts)
 
     def whole(self) -> Iterator[pa.Table]:
-        """Yield the effective rows, sorted by hash; any thread."""
-        yield newest_rows(pa.concat_tables(self.parts), self.spec.segment_schema, keep_deleted=True)
+        """Yield the effective rows, sorted by hash, about a row group at a time; any thread."""
+        source, every = self.source, [*self.filed, *((part, MIN_TIMESTAMP) for part in self.parts)]
+        rows = sum(part.num_rows for part, _ in every)
+        for span in source.hash_range.split(1 + rows // source.limits.group_rows):
+            near = [found for part, hidden in every if (found := _within(part, span, hidden)).num_rows]
+            if near:
+                yield newest_rows(pa.concat_tables(near), source.spec.segment_schema, keep_deleted=True)
+
+
+def _within(part: pa.Table, span: HashRange, hidden: int) -> pa.Table:
+    """Return the rows in a hash range, of later namespaces than `hidden`."""
+    hashes = part.column(KEY_HASH).to_numpy()
+    first, stop = np.searchsorted(hashes, span.low), np.searchsorted(hashes, span.high, side="right")
+    found = part.slice(first, stop - first)
+    return found if hidden == MIN_TIMESTAMP else found.filter(pc.field(NAMESPACE) > hidden)
+
+
+def _filed(parts: Sequence[pa.Table], path: Path) -> Iterator[pa.Table]:
+    """Yield tables again after writing them to a local file, which is removed: their bytes are mapped."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_file(out, parts[0].schema) as writer:
+        for part in parts:
+            writer.write_table(part)
+    file = pa.ipc.open_file(pa.py_buffer(mapped(path)))
+    path.unlink()
+    for number in range(file.num_record_batches):
+        yield pa.Table.from_batches([file.get_batch(number)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +178,8 @@ class FrozenSegment:
         source, room, schema = self._source, self._source.room, self._source.spec.segment_schema
         wide, limits = not source.remote, source.limits
         if room is None or not isinstance(rows, BatchedContent):
-            return SegmentWriter(schema, self.position, wide=wide, limits=limits).write(rows.whole())
+            folder = source.directory if isinstance(rows, GatheredRows) and rows.filed else None
+            return SegmentWriter(schema, self.position, folder=folder, wide=wide, limits=limits).write(rows.whole())
         writer = SegmentWriter(schema, self.position, folder=source.directory, wide=wide, limits=limits)
         try:
             return writer.write(room.reported(rows, len(schema)))
@@ -265,8 +298,10 @@ class FrozenSource(Generic[SpecT_co]):
         self.room: EncodeResources | None = None
         #: The segments of the log that are not durable.
         self._segments: list[FrozenSegment] = []
-        #: Rows of keys that left memory since the last freeze: older than those in memory, and not in the log yet.
+        #: Rows of keys that left memory since the last freeze: older than those in memory, and not in the log yet. The
+        #: oldest are in local files, and of these only rows of later namespaces than the given one count.
         self._gathered: list[pa.Table] = []
+        self._filed: list[tuple[pa.Table, int]] = []
 
     @property
     def hash_range(self) -> HashRange:
@@ -303,32 +338,37 @@ class FrozenSource(Generic[SpecT_co]):
     def gather(self, changes: Iterable[FrozenContent], most_bytes: int) -> None:
         """Hold changes of keys that leave memory; a later call of `add` or `flush` makes one segment of all.
 
-        Above `most_bytes` they are encoded to the local disk now.
+        Above `most_bytes` they move to a local file.
         """
         for rows in changes:
-            self._hold([*self._gathered, *rows.whole()])
-            if self.gathered_bytes > most_bytes:
-                self.flush(spilled=True)
+            self._gathered += [part for part in rows.whole() if part.num_rows]
+        if self.gathered_bytes > most_bytes:
+            path = self.directory / f"{self.state}.gathered"
+            self._filed += [(part, MIN_TIMESTAMP) for part in _filed(self._gathered, path)]
+            self._gathered = []
+        self.log.gathering = bool(self._gathered or self._filed)
 
     def hide(self, up_to: int) -> None:
         """Hide all earlier rows of namespaces up to `up_to`, by a tombstone."""
-        self._hold([part.filter(pc.field(NAMESPACE) > up_to) for part in self._gathered])
+        self._filed = [(part, max(hidden, up_to)) for part, hidden in self._filed]
+        left = (part.filter(pc.field(NAMESPACE) > up_to) for part in self._gathered)
+        self._gathered = [part for part in left if part.num_rows]
+        self.log.gathering = bool(self._gathered or self._filed)
         self.log.add_tombstone(self.log.hash_range, MIN_TIMESTAMP, up_to)
-
-    def _hold(self, parts: list[pa.Table]) -> None:
-        self._gathered = [part for part in parts if part.num_rows]
-        self.log.gathering = bool(self._gathered)
 
     def flush(self, *, spilled: bool = False) -> None:
         """Append the gathered rows to the log as a segment; with `spilled` they are encoded to the local disk now."""
-        gathered = tuple(self._gathered)
-        self._hold([])
-        if gathered:
-            self.add(GatheredRows(self.spec, gathered), spilled=spilled)
+        gathered = GatheredRows(self, tuple(self._filed), tuple(self._gathered))
+        self._drop_gathered()
+        if gathered.filed or gathered.parts:
+            self.add(gathered, spilled=spilled)
+
+    def _drop_gathered(self) -> None:
+        self._gathered, self._filed, self.log.gathering = [], [], False
 
     @property
     def gathered_bytes(self) -> int:
-        """The bytes of the gathered rows."""
+        """The bytes of the gathered rows in memory."""
         return sum(part.nbytes for part in self._gathered)
 
     def frozen(self, changes: Iterable[FrozenContent] = ()) -> FrozenTable:
@@ -367,7 +407,7 @@ class FrozenSource(Generic[SpecT_co]):
     def clear(self) -> None:
         """Forget all segments and gathered rows."""
         self._segments = []
-        self._hold([])
+        self._drop_gathered()
 
     def _undurable(self) -> list[FrozenSegment]:
         self._segments = [segment for segment in self._segments if not segment.durable]

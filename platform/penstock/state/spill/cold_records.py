@@ -190,7 +190,8 @@ def _line_starts(starts: I64, counts: I64, layout: np.dtype[Any]) -> I64:
     """Return the starts of all lines of records, from the start of each record and its number of lines."""
     firsts = np.cumsum(counts) - counts
     numbers = np.arange(counts.sum()) - np.repeat(firsts, counts)
-    return np.repeat(starts + _HEAD.itemsize, counts) + numbers * layout.itemsize
+    found: I64 = np.repeat(starts + _HEAD.itemsize, counts) + numbers * layout.itemsize
+    return found
 
 
 def _cut(data: bytes, edges: I64) -> list[bytes]:
@@ -281,7 +282,7 @@ class SpillStore:
     def packed(self, keys: KeyView, slots: I32, parts: Sequence[list[bytes]]) -> PackedKeys:
         """Return the records of distinct keys, without keys that have no row in any state; any thread."""
         records = self._joined(parts)
-        there = _lengths_of(parts).any(axis=1)
+        there = np.asarray(_lengths_of(parts).any(axis=1))
         if not there.all():
             slots, records = slots[there], list(compress(records, there))
         return PackedKeys(keys.hashes[slots], self._names(keys, slots), records)
