@@ -95,7 +95,7 @@ class ColdSessions:
             least = np.minimum.reduceat(due[at], heads - heads[0])
             head = [np.repeat(least, counts), fired_to[at], rows.panes[at]]
             columns = [*map(pa.array, head), *cells_to_columns(self._spec, rows.cells[at])]
-            self._store.put(keys, slots[heads], [self._packer.parts(KeyRows(counts, columns))])
+            self._store.put(keys, slots[heads], [self._packer.pack(KeyRows(counts, columns))])
             if self._due is not None:
                 self._due.put(keys, slots[heads], least)
 
@@ -107,12 +107,13 @@ class ColdSessions:
         taken = self._store.load(keys, slots)
         if taken is None:
             return None
-        self._store.delete(keys, taken.slots)
-        rows = self._packer.rows(*taken.parts)
+        slots, parts = taken
+        self._store.delete(keys, slots)
+        rows = self._packer.unpack(*parts)
         if self._due is not None:
             firsts = np.cumsum(rows.counts) - rows.counts
-            self._due.forget(keys, taken.slots, rows.columns[0].to_numpy()[firsts])
-        return self._cells_of(taken.slots, rows, heap), rows.columns[1].to_numpy()
+            self._due.forget(keys, slots, rows.columns[0].to_numpy()[firsts])
+        return self._cells_of(slots, rows, heap), rows.columns[1].to_numpy()
 
     def look_up(self, keys: KeyView, slots: I32, heap: ValueHeap) -> PaneCells | None:
         """Return the cells of these keys; `heap` as in `take`."""

@@ -115,7 +115,7 @@ class RemoteKeys:
             batch, keys, hashes = keyed_batch(state.log.merged(rows), self._key_schema)
             found.append((state, batch, index.upsert(keys, hashes).copy()))
         rows = [_rows_of(state, batch, slots, index.count) for state, batch, slots in found]
-        parts = [packer.parts(some) for packer, some in zip(self.spill_store.packers, rows, strict=True)]
+        parts = [packer.pack(some) for packer, some in zip(self.spill_store.packers, rows, strict=True)]
         return self.spill_store.packed(index.view(), np.arange(index.count, dtype=np.int32), parts)
 
     def store(self, rows: PackedKeys, wanted: Callable[[I64], np.ndarray]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
@@ -29,36 +30,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.core.keygroup import HashRange
-    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.compiler.compile import I32, I64, U8
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
     from penstock.state.spill.rocksdb import LocalBytes, RocksStore
 
-#: Bytes of the length of a part of a record.
-_LENGTH = 4
+#: A record of a key from its parts, and back; parts of states that were added later are missing.
+_JOINED, _PARTED = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(list[bytes]).decode
 #: Precedes the lines of a part: the number of its layout, and of its rows.
 _HEAD = np.dtype([("layout", "<u2"), ("rows", "<u4")])
 _VALID = "valid"
 
 
 class RowPacker:
-    """A packer of rows whose columns have these key types; dictionaries are returned plain.
+    """A packer of the rows of keys in one state, a part of their records; dictionaries are returned plain.
 
-    A row is a line of integers as narrow as all values so far allow: a value of a fixed type, or the bytes of a text.
-    The validity of the columns precedes them once there was a null.
+    A part is empty if its key has no rows. A row is a line of integers as narrow as all values so far allow: a value of
+    a fixed type, or the bytes of a text. The validity of the columns precedes them once there was a null.
     """
 
     def __init__(self, types: Sequence[pa.DataType], number: int = 0) -> None:
-        """Prepare for columns of `types`; without any, a record says only that a row exists.
+        """Prepare for columns of `types`; without any, a part says only how many rows exist.
 
-        `number` is the place of the rows among those of a key's record.
+        `number` is the place among the parts of a record.
         """
         self.number = number
         self._types = tuple(t.value_type if pt.is_dictionary(t) else t for t in types)
         self._texts = [k for k, data_type in enumerate(self._types) if not is_fixed(data_type)]
         self._widths = [1] * len(self._types)
         self._nulls = not self._types
-        #: Those in records; the last one is in use.
+        #: Those in parts; the last one is in use.
         self._layouts = [self._layout()]
         self._widening = threading.Lock()
 
@@ -76,11 +77,11 @@ class RowPacker:
                 self._layouts.append(self._layout())
             return len(self._layouts) - 1, self._layouts[-1]
 
-    def pack(self, columns: Sequence[pa.Array], counts: I64) -> list[bytes]:
-        """Return a record for each of `counts`, the number of its rows: at least one."""
-        rows = int(counts.sum())
-        edges = np.zeros(len(counts) + 1, np.int64)
-        np.cumsum(counts, out=edges[1:])
+    def pack(self, rows: KeyRows) -> list[bytes]:
+        """Return the part of each key."""
+        columns, counts, total = rows.columns, rows.counts, int(rows.counts.sum())
+        if total == 0:
+            return [b""] * len(counts)
         words: list[I64] = []
         texts: list[list[bytes]] = []
         for array, data_type in zip(columns, self._types, strict=True):
@@ -88,74 +89,54 @@ class RowPacker:
             if isinstance(column, FixedColumn):
                 words.append(column.values)
                 continue
-            store = new_store(data_type, rows, 0)
+            store = new_store(data_type, total, 0)
             assert isinstance(store, BytesStore)  # noqa: S101 - as its values
-            store.append(column, np.arange(rows, dtype=np.int32), 0)  # without gaps; a null has no bytes
+            store.append(column, np.arange(total, dtype=np.int32), 0)  # without gaps; a null has no bytes
             words.append(np.diff(store.starts))
-            texts.append(_cut(store.data[: store.starts[-1]].tobytes(), store.starts[edges]))
+            texts.append(_cut(store.data[: store.starts[-1]].tobytes(), store.starts[_edges(counts)]))
         number, layout = self._fitting(words, nulls=any(array.null_count for array in columns))
-        lines = np.zeros(rows, layout)
+        lines = np.zeros(total, layout)
         for k, word in enumerate(words):
             lines[f"c{k}"] = word
         if columns and _has_valid(layout):
             valid = [array.is_valid().to_numpy(zero_copy_only=False) for array in columns]
             lines[_VALID] = np.packbits(np.column_stack(valid), axis=1, bitorder="little")
-        heads = np.empty(len(counts), _HEAD)
-        heads["layout"], heads["rows"] = number, counts
-        ends = np.cumsum(_HEAD.itemsize + counts * layout.itemsize)
-        starts = np.append(0, ends[:-1])
-        data = np.empty(ends[-1], np.uint8)
-        data[_spans(starts, _HEAD)] = heads.view(np.uint8).reshape(-1, _HEAD.itemsize)
-        data[_spans(_line_starts(starts, counts, layout), layout)] = lines.view(np.uint8).reshape(rows, -1)
-        records = _cut(data.tobytes(), np.append(0, ends))
-        return list(map(b"".join, zip(records, *texts, strict=True))) if texts else records
+        there = counts > 0
+        heads = np.empty(int(there.sum()), _HEAD)
+        heads["layout"], heads["rows"] = number, counts[there]
+        edges = _edges(there * (_HEAD.itemsize + counts * layout.itemsize))
+        data = np.empty(edges[-1], np.uint8)
+        data[_spans(edges[:-1][there], _HEAD)] = heads.view(np.uint8).reshape(-1, _HEAD.itemsize)
+        data[_line_spans(edges[:-1], counts, layout)] = lines.view(np.uint8).reshape(total, -1)
+        parts = _cut(data.tobytes(), edges)
+        return list(map(b"".join, zip(parts, *texts, strict=True))) if texts else parts
 
-    def parts(self, rows: KeyRows) -> list[bytes]:
-        """Return the rows of each key as a record; it is empty if the key has none."""
-        there = rows.counts > 0
-        if not there.any():
-            return [b""] * len(there)
-        filled = self.pack(rows.columns, rows.counts[there])
-        return filled if len(filled) == len(there) else _spread(filled, there)
+    def counts(self, parts: Sequence[bytes]) -> I64:
+        """Return the number of rows of each key."""
+        return _opened(parts)[2]["rows"].astype(np.int64)
 
-    def rows(self, parts: Sequence[bytes]) -> KeyRows:
-        """Return the rows of each key from its record, which may be empty."""
-        there = np.fromiter(map(bool, parts), np.bool_, len(parts))
-        counts, columns = np.zeros(len(parts), np.int64), list[pa.Array]()
-        if there.any():
-            counts[there], columns = self.unpack(list(filter(None, parts)))
-        return KeyRows(counts, columns)
-
-    def counts(self, records: Sequence[bytes]) -> I64:
-        """Return the number of rows of each record."""
-        heads = np.frombuffer(b"".join([record[: _HEAD.itemsize] for record in records]), _HEAD)
-        return heads["rows"].astype(np.int64)
-
-    def unpack(self, records: Sequence[bytes]) -> tuple[I64, list[pa.Array]]:
-        """Return the number of rows of each record, and the columns of all."""
-        data = np.frombuffer(b"".join(records), np.uint8)
-        sizes = np.fromiter(map(len, records), np.int64, len(records))
-        starts = np.cumsum(sizes) - sizes
-        heads = data[_spans(starts, _HEAD)].view(_HEAD)[:, 0]
+    def unpack(self, parts: Sequence[bytes]) -> KeyRows:
+        """Return the rows of keys from their parts."""
+        data, starts, heads = _opened(parts)
         counts = heads["rows"].astype(np.int64)
         words = np.empty((len(self._types), int(counts.sum())), np.int64)
         valid = np.ones((words.shape[1], len(self._types)), np.uint8) if self._nulls else None
-        stops = np.empty(len(records), np.int64)
+        stops = np.empty(len(parts), np.int64)
         for number in np.unique(heads["layout"]).tolist():
             layout, which = self._layouts[number], heads["layout"] == number
             stops[which] = _HEAD.itemsize + counts[which] * layout.itemsize
-            lines = data[_spans(_line_starts(starts[which], counts[which], layout), layout)].view(layout)[:, 0]
+            lines = data[_line_spans(starts[which], counts[which], layout)].view(layout)[:, 0]
             places = slice(None) if which.all() else np.repeat(which, counts)
             for k in range(len(words)):
                 words[k, places] = lines[f"c{k}"]
             if valid is not None and _has_valid(layout):
                 valid[places] = np.unpackbits(lines[_VALID], axis=1, count=len(words), bitorder="little")
-        firsts, texts = np.cumsum(counts) - counts, list[bytes]()
+        rows, texts = _edges(counts), list[bytes]()
         for k in self._texts:
-            begins, stops = stops, stops + np.add.reduceat(words[k], firsts)
-            spans = zip(records, begins.tolist(), stops.tolist(), strict=True)
-            texts.append(b"".join([record[begin:stop] for record, begin, stop in spans]))
-        return counts, self._arrays(words, valid, texts)
+            begins, stops = stops, stops + np.diff(_edges(words[k])[rows])
+            spans = zip(parts, begins.tolist(), stops.tolist(), strict=True)
+            texts.append(b"".join([part[begin:stop] for part, begin, stop in spans]))
+        return KeyRows(counts, self._arrays(words, valid, texts))
 
     def _arrays(self, words: I64, valid: np.ndarray | None, texts: list[bytes]) -> list[pa.Array]:
         arrays, data = [], iter(texts)
@@ -164,9 +145,8 @@ class RowPacker:
             if is_fixed(data_type):
                 arrays.append(fixed_to_arrow(words[k], there, data_type))
                 continue
-            offsets = np.zeros(words.shape[1] + 1, np.int64)
-            np.cumsum(words[k], out=offsets[1:])
-            arrays.append(bytes_to_arrow(np.frombuffer(next(data), np.uint8), offsets, there, data_type))
+            text = np.frombuffer(next(data), np.uint8)
+            arrays.append(bytes_to_arrow(text, _edges(words[k]), there, data_type))
         return arrays
 
 
@@ -186,12 +166,26 @@ def _spans(starts: I64, item: np.dtype[Any]) -> I64:
     return spans
 
 
-def _line_starts(starts: I64, counts: I64, layout: np.dtype[Any]) -> I64:
-    """Return the starts of all lines of records, from the start of each record and its number of lines."""
-    firsts = np.cumsum(counts) - counts
-    numbers = np.arange(counts.sum()) - np.repeat(firsts, counts)
-    found: I64 = np.repeat(starts + _HEAD.itemsize, counts) + numbers * layout.itemsize
-    return found
+def _line_spans(starts: I64, counts: I64, layout: np.dtype[Any]) -> I64:
+    """Return the places of the bytes of all lines, from the start of each part and its number of lines."""
+    numbers = np.arange(counts.sum()) - np.repeat(_edges(counts)[:-1], counts)
+    return _spans(np.repeat(starts + _HEAD.itemsize, counts) + numbers * layout.itemsize, layout)
+
+
+def _opened(parts: Sequence[bytes]) -> tuple[U8, I64, np.ndarray]:
+    """Return the bytes of parts, the start of each in them, and the heads; that of an empty part is zero."""
+    data = np.frombuffer(b"".join(parts), np.uint8)
+    sizes = np.fromiter(map(len, parts), np.int64, len(parts))
+    starts, heads, there = _edges(sizes)[:-1], np.zeros(len(parts), _HEAD), sizes > 0
+    heads[there] = data[_spans(starts[there], _HEAD)].view(_HEAD)[:, 0]
+    return data, starts, heads
+
+
+def _edges(counts: I64) -> I64:
+    """Return the end of each one of a number of items in a row, after a zero."""
+    edges = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=edges[1:])
+    return edges
 
 
 def _cut(data: bytes, edges: I64) -> list[bytes]:
@@ -211,14 +205,6 @@ class KeyRows:
         order = np.lexsort((columns[0].to_numpy(), keys)) if by_first else np.argsort(keys, kind="stable")
         chosen = pa.array(order)
         return cls(np.bincount(keys, minlength=count), [column.take(chosen) for column in columns])
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedKeys:
-    """Keys that return to memory, in hash order, with the part of each in their records by state; empty: no rows."""
-
-    slots: I32
-    parts: list[list[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,18 +267,11 @@ class SpillStore:
 
     def packed(self, keys: KeyView, slots: I32, parts: Sequence[list[bytes]]) -> PackedKeys:
         """Return the records of distinct keys, without keys that have no row in any state; any thread."""
-        records = self._joined(parts)
-        there = np.asarray(_lengths_of(parts).any(axis=1))
-        if not there.all():
-            slots, records = slots[there], list(compress(records, there))
-        return PackedKeys(keys.hashes[slots], self._names(keys, slots), records)
-
-    def _joined(self, parts: Sequence[list[bytes]]) -> list[bytes]:
-        """Return a record for each key: the number of parts, the length of each state's part, and the parts."""
-        lengths = _lengths_of(parts)
-        heads = np.column_stack([np.full(len(lengths), len(parts), np.int32), lengths])
-        edges = np.arange(len(lengths) + 1) * (heads.shape[1] * _LENGTH)
-        return list(map(b"".join, zip(_cut(heads.tobytes(), edges), *parts, strict=True)))
+        records = list(zip(*parts, strict=True))
+        there = np.fromiter(map(any, records), np.bool_, len(records))
+        return PackedKeys(
+            keys.hashes[slots[there]], self._names(keys, slots[there]), list(map(_JOINED, compress(records, there)))
+        )
 
     def put_packed(self, rows: PackedKeys) -> None:
         """Store records."""
@@ -303,8 +282,11 @@ class SpillStore:
         if self.local is not None:
             self.local.add(rows.hashes, _sizes_of(rows.values))
 
-    def load(self, keys: KeyView, slots: I32) -> LoadedKeys | None:
-        """Return the records of these distinct keys with one sorted read; None: no key has a record."""
+    def load(self, keys: KeyView, slots: I32) -> tuple[I32, list[list[bytes]]] | None:
+        """Return those of these distinct keys that have a record, in hash order, and their parts of each state.
+
+        None: no key has a record. All are read with one sorted read.
+        """
         if not self._used or len(slots) == 0:
             return None
         found, values = self._read(keys, slots)
@@ -312,13 +294,13 @@ class SpillStore:
             return None
         if self.local is not None:
             self.local.add(keys.hashes[found], -_sizes_of(values))
-        return LoadedKeys(found, self._parts(values))
+        return found, self._parts(values)
 
     def look_up(self, keys: KeyView, slots: I32, packer: RowPacker) -> KeyRows | None:
         """Return the rows of one key in one state without removing them; None: it has none."""
         values = self._read(keys, slots)[1] if self._used else []
-        rows = packer.rows(self._parts(values)[packer.number]) if values else None
-        return rows if rows is not None and rows.counts.any() else None
+        part = self._parts(values)[packer.number] if values else [b""]
+        return packer.unpack(part) if any(part) else None
 
     def _read(self, keys: KeyView, slots: I32) -> tuple[I32, list[bytes]]:
         """Return the keys that have a record, in hash order, and the records."""
@@ -338,28 +320,11 @@ class SpillStore:
         return encode_keys(keys, slots, np.full(len(slots), self._prefix, np.int64))
 
     def _parts(self, values: Sequence[bytes]) -> list[list[bytes]]:
-        """Return the part of each state from some records."""
-        count = len(self.packers)
-        if (np.frombuffer(b"".join([value[:_LENGTH] for value in values]), np.int32) != count).any():
-            values = [self._with_all_parts(value) for value in values]
-        width = _LENGTH * (1 + count)
-        lengths = np.frombuffer(b"".join([value[_LENGTH:width] for value in values]), np.int32).reshape(-1, count)
-        edges = np.cumsum(lengths, axis=1, dtype=np.int64) + width
-        parts: list[list[bytes]] = []
-        firsts = [width] * len(values)
-        for column in edges.T:
-            stops = column.tolist()
-            parts.append([value[a:b] for value, a, b in zip(values, firsts, stops, strict=True)])
-            firsts = stops
-        return parts
-
-    def _with_all_parts(self, value: bytes) -> bytes:
-        """Return a record that may have been written during a restore, before the last states were added."""
-        head = np.zeros(1 + len(self.packers), np.int32)
-        written = 1 + int(np.frombuffer(value, np.int32, 1)[0])
-        head[:written] = np.frombuffer(value, np.int32, written)
-        head[0] = len(self.packers)
-        return head.tobytes() + value[written * _LENGTH :]
+        """Return the parts of each state from some records, some of which may be from before all states were added."""
+        records = list(map(_PARTED, values))
+        for record in records if min(map(len, records)) < len(self.packers) else ():
+            record.extend([b""] * (len(self.packers) - len(record)))
+        return list(map(list, zip(*records, strict=True)))
 
     def drop_range(self, part: HashRange) -> None:
         """Remove the records in a hash range."""
@@ -391,19 +356,17 @@ class SpillStore:
 
     def _replace(self, names: list[bytes], values: list[bytes], parts: Sequence[list[bytes]], gone: np.ndarray) -> None:
         """Write records again without the parts of states that are `gone`; remove those of which nothing is left."""
-        changed = np.asarray(gone.any(axis=0))
-        left = [_spread(list(compress(own, ~which)), ~which) for own, which in zip(parts, gone, strict=True)]
-        kept = np.asarray(changed & _lengths_of(left).any(axis=1))
-        dropped = [names[place] for place in np.flatnonzero(changed & ~kept).tolist()]
-        if dropped:
-            self.store.delete(dropped)
-        written: list[bytes] = []
-        if kept.any():
-            written = self._joined([list(compress(own, kept)) for own in left])
-            self.store.put(list(compress(names, kept)), written)
+        changed, kept, written = np.flatnonzero(gone.any(axis=0)), list[int](), list[bytes]()
+        for place in changed.tolist():
+            left = [b"" if which[place] else own[place] for own, which in zip(parts, gone, strict=True)]
+            if any(left):
+                kept.append(place)
+                written.append(_JOINED(left))
+        self.store.put([names[place] for place in kept], written)
+        self.store.delete([names[place] for place in np.setdiff1d(changed, kept).tolist()])
         if self.local is not None:
             hashes = second_numbers(names)
-            self.local.add(hashes[changed], -_sizes_of(list(compress(values, changed))))
+            self.local.add(hashes[changed], -_sizes_of([values[place] for place in changed.tolist()]))
             self.local.add(hashes[kept], _sizes_of(written))
 
     def close(self) -> None:
@@ -417,28 +380,15 @@ def _sizes_of(records: Sequence[bytes]) -> I64:
     return np.fromiter(map(len, records), np.int64, len(records)) + RECORD_BYTES
 
 
-def _spread(parts: Sequence[bytes], there: np.ndarray) -> list[bytes]:
-    """Return the parts at the marked places, and empty ones elsewhere."""
-    found, given = [b""] * len(there), iter(parts)
-    for place in np.flatnonzero(there).tolist():
-        found[place] = next(given)
-    return found
-
-
 def _expired(packer: RowPacker, parts: Sequence[bytes], deadline: int | None) -> np.ndarray:
     """Return a mask of the keys that have rows, all of them last accessed at `deadline` or before."""
     gone = np.zeros(len(parts), np.bool_)
     if deadline is not None and any(parts):
-        rows = packer.rows(parts)
+        rows = packer.unpack(parts)
         there = rows.counts > 0
         firsts = np.cumsum(rows.counts[there]) - rows.counts[there]
         gone[there] = np.maximum.reduceat(rows.columns[-1].to_numpy(), firsts) <= deadline
     return gone
-
-
-def _lengths_of(parts: Sequence[Sequence[bytes]]) -> np.ndarray:
-    """Return the length of each state's part of the record of each key: a line for each key."""
-    return np.column_stack([np.fromiter(map(len, own), np.int32, len(own)) for own in parts])
 
 
 _PREFIX = 8

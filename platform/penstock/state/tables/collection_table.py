@@ -7,7 +7,7 @@ a log as columns after every batch, so a barrier has nothing left to encode. Own
 
 from __future__ import annotations
 
-from itertools import chain, compress, islice
+from itertools import chain, compress, islice, repeat
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -143,17 +143,18 @@ class CollectionTable:
     def changed(self, slots: I32, containers: Sequence[Any]) -> None:
         """Set the lists or dicts of the slots; empty ones are dropped."""
         self._state.note_changed(slots)
-        self._hold(slots, (container or None for container in containers), list(map(len, containers)))
+        self._hold(slots, containers, list(map(len, containers)))
 
     def _hold(self, slots: I32, held: Iterable[Any], lengths: Any, *, objects: bool = True) -> None:
         """Set the lists or dicts of distinct slots, or their records, and the numbers of elements or entries."""
-        lengths = np.asarray(lengths, np.int32)
-        before = self._lengths[slots[self._is_object[slots]]]
-        now = lengths if objects else lengths[:0]
+        lengths, were = np.asarray(lengths, np.int32), self._is_object[slots]
+        before, now = self._lengths[slots[were]], lengths if objects else lengths[:0]
         self._entries += int(now.sum(dtype=np.int64)) - int(before.sum(dtype=np.int64))
-        self._containers += int(np.count_nonzero(now)) - int(np.count_nonzero(before))
-        self._held[slots] = np.fromiter(held, object, len(slots))
+        self._containers += int(np.count_nonzero(now)) - len(before)
+        self._record_bytes -= _bytes_of(self._held[slots[~were]])
+        self._held[slots] = np.fromiter((one or None for one in held), object, len(slots))
         self._lengths[slots], self._is_object[slots] = lengths, (lengths > 0) & objects
+        self._record_bytes += 0 if objects else _bytes_of(self._held[slots])
 
     def clear(self, slots: I32) -> None:
         """Record that the slots were cleared, before their new entries."""
@@ -242,7 +243,7 @@ class CollectionTable:
         if unsaved:
             names = len(self.spec.entries)
             self._log.put(np.repeat(slots, rows.counts), rows.columns[:names], rows.columns[names:])
-        self.load_rows(slots, rows)
+        self.load_parts(slots, self._packer.pack(rows))
         self._state.note_changed(slots)
         self._state.settle_load()
 
@@ -255,21 +256,21 @@ class CollectionTable:
             [batch.column(name) for name in self.spec.row_names],
             batch.column(DELETED).to_numpy(zero_copy_only=False),
         )
-        self._unpack(slots)
-        there = slots[self._lengths[slots] > 0]
-        if len(there):
-            known = self._rows_of(there, self._held[there].tolist())
+        self._fit_slots()
+        known = self._packer.unpack(self.parts_at(slots))
+        if known.counts.any():
             types = [column.type for column in columns]
             before = [column.cast(kind) for column, kind in zip(known.columns, types, strict=True)]
             columns = [pa.concat_arrays([old, new]) for old, new in zip(before, columns, strict=True)]
-            owners = np.concatenate([np.repeat(there, known.counts), owners])
+            owners = np.concatenate([np.repeat(slots, known.counts), owners])
             deleted = np.concatenate([np.zeros(len(before[0]), np.bool_), deleted])
         last = last_entries(owners, columns[: len(self.spec.entries)])
         last = last[~deleted[last]]
         numbers = np.searchsorted(slots, owners[last])
         rows = [column.take(pa.array(last)) for column in columns]
         self.forget_rows(slots)
-        self.load_rows(slots, KeyRows.of(rows, numbers, len(slots), by_first=self.lists))
+        found = KeyRows.of(rows, numbers, len(slots), by_first=self.lists)
+        self.load_parts(slots, self._packer.pack(found))
         self._state.note_changed(slots)
         self._state.settle_load()
 
@@ -277,8 +278,6 @@ class CollectionTable:
         """Finish a restore: remove expired elements and entries."""
         if self.stamps is not None:
             self.remove_expired(np.flatnonzero(self._lengths).astype(np.int32))
-        if self._text > self._measure_at:
-            self._measure()
 
     @property
     def hot_bytes(self) -> int:
@@ -308,28 +307,44 @@ class CollectionTable:
         self._fit_slots()
         slots = slots[self._is_object[slots]]
         if len(slots):
-            rows = self._rows_of(slots, self._held[slots].tolist())
-            self._forget_objects(slots)
-            records = self._packer.pack(rows.columns, rows.counts)
-            self._hold(slots, records, rows.counts, objects=False)
-            self._record_bytes += _bytes_of(records)
+            parts = self._packer.pack(self._rows_of(slots, self._held[slots].tolist()))
+            self.forget_rows(slots)
+            self.load_parts(slots, parts)
 
     def _unpack(self, slots: I32) -> None:
         """Replace the records of slots by lists or dicts."""
         self._fit_slots()
         slots = slots[(self._lengths[slots] > 0) & ~self._is_object[slots]]
-        if len(slots):
-            records = self._held[slots].tolist()
-            self._record_bytes -= _bytes_of(records)
-            self._enter(slots, *self._packer.unpack(records))
+        if len(slots) == 0:
+            return
+        rows, entries = self._packer.unpack(self._held[slots].tolist()), len(self.spec.entries)
+        own, sizes = rows.columns[: entries + len(self.spec.values)], rows.counts.tolist()
+        names = self._codec.decode_keys([plain_values(array) for array in own[:entries]])
+        values = self._codec.decode_values([plain_values(array) for array in own[entries:]])
+        if self.lists:
+            self._ends[slots] = own[0].to_numpy()[np.cumsum(rows.counts) - 1] + 1
+        self._hold(slots, self._grouped(names, values, sizes), rows.counts)
+        self._text += self._codec.text_bytes(own)
+        if self.stamps is not None:
+            times = rows.columns[-1].to_numpy().tolist()
+            for slot, known in zip(slots.tolist(), self._grouped(names, times, sizes), strict=True):
+                self.stamps.put(slot, known)
+
+    def _grouped(self, names: Sequence[Any], values: Sequence[Any], sizes: list[int]) -> Iterator[Any]:
+        """Yield the list of so many values each, or the dict by name."""
+        if self.lists:
+            some = iter(values)
+            return (list(islice(some, size)) for size in sizes)
+        pairs = zip(names, values, strict=True)
+        return (dict(islice(pairs, size)) for size in sizes)
 
     def _unpack_expired(self, slots: I32, deadline: int) -> I32:
         """Unpack the slots that have an expired element or entry; return those that are objects."""
         self._fit_slots()
         packed = slots[(self._lengths[slots] > 0) & ~self._is_object[slots]]
         for piece in pieces(packed, self._limits.sweep_keys):
-            counts, columns = self._packer.unpack(self._held[piece].tolist())
-            oldest = np.minimum.reduceat(columns[-1].to_numpy(), np.cumsum(counts) - counts)
+            rows = self._packer.unpack(self._held[piece].tolist())
+            oldest = np.minimum.reduceat(rows.columns[-1].to_numpy(), np.cumsum(rows.counts) - rows.counts)
             self._unpack(piece[oldest <= deadline])
         return slots[self._is_object[slots]]
 
@@ -338,7 +353,7 @@ class CollectionTable:
         self._fit_slots()
         held, stamps = self._held[slots[0]], self.stamps
         if held is None or isinstance(held, bytes):
-            return self._packer.rows([held or b""])
+            return self._packer.unpack([held or b""])
         most += 0 if stamps is None else len(stamps.expired(int(slots[0])))
         return self._rows_of(slots, [held[:most] if self.lists else dict(islice(held.items(), most))])
 
@@ -370,62 +385,17 @@ class CollectionTable:
     def forget_rows(self, slots: I32) -> None:
         """Drop the elements or entries of slots from memory; all changes are saved already."""
         self._fit_slots()
-        slots = slots[self._lengths[slots] > 0]
-        objects = self._is_object[slots]
-        self._record_bytes -= _bytes_of(self._held[slots[~objects]].tolist())
-        self._forget_objects(slots[objects])
-        self._held[slots], self._lengths[slots] = None, 0
-
-    def _forget_objects(self, slots: I32) -> None:
-        """Drop lists or dicts from the counts, and their times of last access; they are still held."""
-        if len(slots):
-            self._text -= self._text * int(self._lengths[slots].sum()) // self._entries
-            self._entries -= int(self._lengths[slots].sum(dtype=np.int64))
-            self._containers -= len(slots)
-            self._is_object[slots] = False
-            if self.stamps is not None:
-                for slot in slots.tolist():
-                    self.stamps.drop(slot)
+        objects = slots[self._is_object[slots]]
+        self._text -= self._text * int(self._lengths[objects].sum()) // max(1, self._entries)
+        if self.stamps is not None:
+            for slot in objects.tolist():
+                self.stamps.drop(slot)
+        self._hold(slots, repeat(None), np.zeros(len(slots)), objects=False)
 
     def load_parts(self, slots: I32, parts: Sequence[bytes]) -> None:
         """Add the elements or entries of slots, which have none in memory, as parts of their keys' records."""
         self._fit_slots()
-        there = np.fromiter(map(bool, parts), np.bool_, len(parts))
-        records = list(filter(None, parts))
-        if records:
-            self._hold(slots[there], records, self._packer.counts(records), objects=False)
-            self._record_bytes += _bytes_of(records)
-
-    def load_rows(self, slots: I32, rows: KeyRows) -> None:
-        """Add the lists or dicts of slots, which have none in memory."""
-        self._fit_slots()
-        there = rows.counts > 0
-        if there.any():
-            self._enter(slots[there], rows.counts[there], rows.columns)
-
-    def _enter(self, slots: I32, counts: I64, columns: list[pa.Array]) -> None:
-        """Set the lists or dicts of slots, which have none, from rows by slot."""
-        entries = len(self.spec.entries)
-        own = columns[: entries + len(self.spec.values)]
-        names = self._codec.decode_keys([plain_values(array) for array in own[:entries]])
-        values = self._codec.decode_values([plain_values(array) for array in own[entries:]])
-        sizes = counts.tolist()
-        if self.lists:
-            self._ends[slots] = own[0].to_numpy()[np.cumsum(counts) - 1] + 1
-        self._hold(slots, self._grouped(names, values, sizes), counts)
-        if self.stamps is not None:
-            times = columns[-1].to_numpy().tolist()
-            for slot, known in zip(slots.tolist(), self._grouped(names, times, sizes), strict=True):
-                self.stamps.put(slot, known)
-        self._text += self._codec.text_bytes(own)
-
-    def _grouped(self, names: Sequence[Any], values: Sequence[Any], sizes: list[int]) -> Iterator[Any]:
-        """Yield the list of so many values each, or the dict by name."""
-        if self.lists:
-            some = iter(values)
-            return (list(islice(some, size)) for size in sizes)
-        pairs = zip(names, values, strict=True)
-        return (dict(islice(pairs, size)) for size in sizes)
+        self._hold(slots, parts, self._packer.counts(parts), objects=False)
 
     def note_expired(self, keys: KeyColumns, hashes: I64) -> None:
         """Record evicted keys whose lists expired: the log has to clear them.
@@ -488,6 +458,7 @@ def _moved(array: np.ndarray, old: np.ndarray, new: np.ndarray, size: int, fill:
     return moved
 
 
-def _bytes_of(records: Sequence[bytes]) -> int:
-    """Return the bytes of records as objects."""
-    return sum(map(len, records)) + _RECORD_BYTES * len(records)
+def _bytes_of(records: np.ndarray) -> int:
+    """Return the bytes of records as objects; None has none."""
+    found = list(filter(None, records.tolist()))
+    return sum(map(len, found)) + _RECORD_BYTES * len(found)

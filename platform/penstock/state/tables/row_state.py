@@ -195,9 +195,10 @@ class RowState:
         """Load the rows of slots, which were just created, from the cold store."""
         found = cold.load(keys, slots)
         if found is not None:
-            self._stored[found.slots] = True
-            for table, parts in zip(self._row_tables, found.parts, strict=True):
-                table.load_parts(found.slots, parts)
+            loaded, parts = found
+            self._stored[loaded] = True
+            for table, own in zip(self._row_tables, parts, strict=True):
+                table.load_parts(loaded, own)
 
     def register(self, source: FrozenSource[RowSpec]) -> RowPacker:
         """Add a state whose rows are a part of their key's record; return the packer of the part."""
@@ -397,7 +398,7 @@ class RowState:
         for table in self._row_tables:
             table.forget_rows(slots)
         cold.put(keys, changed, parts)
-        without = changed[[not any(own) for own in zip(*parts, strict=True)]]
+        without = changed[~np.fromiter(map(any, zip(*parts, strict=True)), np.bool_, len(changed))]
         cold.delete(keys, without[self._may_be_stored(without)])
 
     def _may_be_stored(self, slots: I32) -> np.ndarray:

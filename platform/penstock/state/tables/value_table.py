@@ -147,7 +147,7 @@ class ValueTable:
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the live value of one key, if it has one; see `state.store.StateTable`."""
         view, slots, in_memory = find_key(self._state, keys, hashes)
-        rows = self.rows_at(slots, most) if in_memory else self._state.evicted_rows(view, slots, self._packer)
+        rows = self.rows_at(slots) if in_memory else self._state.evicted_rows(view, slots, self._packer)
         return live_rows(self.source, (view, slots), rows, most)
 
     def counts(self) -> KeyCounts:
@@ -267,7 +267,7 @@ class ValueTable:
 
     # --- eviction ---------------------------------------------------------------------------------------------------
 
-    def rows_at(self, slots: I32, most: int | None = None) -> KeyRows:  # noqa: ARG002 - a slot has at most one
+    def rows_at(self, slots: I32) -> KeyRows:
         """Return the values of slots."""
         rows = self.rows_of(slots)
         there = rows >= 0
@@ -275,7 +275,7 @@ class ValueTable:
 
     def parts_at(self, slots: I32) -> list[bytes]:
         """Return the values of slots as parts of their keys' records."""
-        return self._packer.parts(self.rows_at(slots))
+        return self._packer.pack(self.rows_at(slots))
 
     def forget_rows(self, slots: I32) -> None:
         """Drop the values of slots from memory; all changes are saved already."""
@@ -284,8 +284,8 @@ class ValueTable:
 
     def load_parts(self, slots: I32, parts: list[bytes]) -> None:
         """Add the values of slots, which have none in memory."""
-        rows = self._packer.rows(parts)
-        if rows.columns:
+        rows = self._packer.unpack(parts)
+        if rows.counts.any():
             self._put(slots[rows.counts > 0], rows.columns, clean=True)
 
     def note_expired(self, keys: KeyColumns, hashes: I64) -> None:
