@@ -19,6 +19,7 @@ from penstock.core.snapshot import FileRef
 from penstock.graph.restore_plan import clip_keyed
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import key_columns
+from penstock.operators.process.collection_binding import MapCodec, ObjectCodec
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.memory.budget import EvictionPolicy, MemoryBudget
 from penstock.state.memory.limits import PRODUCTION, StateLimits
@@ -249,6 +250,9 @@ def test_those_touched_last_stay():
     policy.lru.touch(np.array([3, 4], np.int32), 10)
     policy.lru.touch(np.array([4, 11], np.int32), 12)
     assert np.flatnonzero(policy.kept_mask(12)).tolist() == [3, 4, 11]
+    assert policy.lru.oldest_half(np.array([4, 3, 0], np.int32)).tolist() == [0, 3]
+    assert policy.lru.oldest_half(np.array([11], np.int32)).tolist() == [11]
+    assert policy.lru.oldest_half(np.zeros(0, np.int32)).tolist() == []
     policy.lru.moved(np.array([3, 4, 11], np.int32))
     assert np.flatnonzero(policy.kept_mask(3)).tolist() == []
     assert policy.full(501, 3)
@@ -493,4 +497,46 @@ def test_what_waits_on_disk_is_handed_on_from_there(tmp_path):
     found = pq.read_table(pa.BufferReader(bytes(encoded.data)))
     assert found.num_rows == 60_000
     assert found.column("__key_hash").to_pylist() == sorted(found.column("__key_hash").to_pylist())
+    store.close()
+
+
+def counting_map(rows):
+    """A map of integers to integers."""
+    codec = ObjectCodec(pa.schema([pa.field("n", pa.int64(), nullable=False)]), None, "a map")
+    fields = (pa.field("__entry", pa.int64()),), (pa.field("n", pa.int64()),)
+    return rows.entries("counts", fields, MapCodec(codec, codec, 1), lists=False)
+
+
+def put_entries(rows, table, keys, entries):
+    slots = slots_of(rows, pa.array(keys))
+    maps = [dict(held or {}) | entries for held in table.containers(slots)]
+    owners, names = np.repeat(slots, len(entries)), list(entries) * len(slots)
+    table.put(owners, [pa.array(names)], [pa.array([entries[name] for name in names])])
+    table.changed(slots, maps)
+    rows.settle()
+
+
+def test_maps_become_bytes_before_their_keys_leave(tmp_path):
+    world = World(tmp_path, 4 << 20)
+    store, rows, _ = world.open()
+    table = counting_map(rows)
+    for low in range(0, 4000, 500):
+        put_entries(rows, table, range(low, low + 500), {1: low, 2: -low, 300: 1 << 40})
+    assert rows.index.count == 4000
+    assert rows.key_bytes <= world.limit // 2
+    assert table.objects.sum() < 2000
+    assert table.objects[3500:4000].all(), "those used last stay as they are"
+    before = table.hot_bytes
+    found = table.look_up(*asked(7), 2).to_pylist()
+    assert [(row["__entry"], row["n"]) for row in found] == [(1, 0), (2, 0)]
+    assert table.hot_bytes == before, "a query decodes nothing that stays"
+    put_entries(rows, table, [7, 3999], {2: 5})
+    found = table.containers(slots_of(rows, pa.array([7, 600, 3999])))
+    assert found == [{1: 0, 2: 5, 300: 1 << 40}, {1: 500, 2: -500, 300: 1 << 40}, {1: 3500, 2: 5, 300: 1 << 40}]
+    saved = world.save(store)
+    store.close()
+    store, rows, _ = world.open(saved, state_backend="hashmap")
+    table = counting_map(rows)
+    assert not table.objects.any(), "a restore makes no objects"
+    assert table.containers(slots_of(rows, pa.array([7, 600, 3999]))) == found
     store.close()

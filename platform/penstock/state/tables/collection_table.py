@@ -1,8 +1,8 @@
 """`CollectionTable`: a list or a map by key, the state of a `ListState` or `MapState`.
 
 Functions use Python lists and dicts, one for each slot that has elements, kept between batches: repeated reads need no
-decoding. When memory is full, the least recently used ones become records, as in the cold store. Changes are written to
-a log as columns after every batch, so a barrier has nothing left to encode. Owned by one subtask thread.
+decoding. When memory is full, the least recently used ones become bytes: parts of records, as of evicted keys. Changes
+are written to a log as columns after every batch, so a barrier has nothing left to encode. Owned by one subtask thread.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 _CONTAINER_BYTES = 200
 #: Bytes of a place in a list; of a place in a dict with the free capacity.
 _LIST_PLACE, _DICT_PLACE = 10, 54
-#: Bytes of a slot in all arrays; of a record without its content.
-_SLOT_BYTES, _RECORD_BYTES = 13, 40
+#: Bytes of a slot in all arrays; of a part without its content.
+_SLOT_BYTES, _PART_BYTES = 13, 40
 #: A sweep for expired values checks one slot of a list or map per this many slots.
 _SWEEP_PART = 8
 
@@ -98,7 +98,7 @@ class CollectionTable:
         self._expired: KeyIndex | None = None
         self._limits = source.limits
         first = self._limits.first_slots
-        #: A list or dict, a record of its elements or entries (`RowPacker`), or None.
+        #: A list or dict, the part of a record with its elements or entries (`RowPacker`), or None.
         self._held = np.full(first, None, object)
         self._is_object = np.zeros(first, np.bool_)
         self._lengths: I32 = np.zeros(first, np.int32)
@@ -106,7 +106,7 @@ class CollectionTable:
         self._ends: I64 = np.zeros(first if lists else 0, np.int64)
         #: Of those that are objects.
         self._containers = self._entries = self._text = 0
-        self._record_bytes = 0
+        self._part_bytes = 0
         #: Strings are measured again at this size: double the last result, plus a constant.
         self._measure_at = self._limits.measured_bytes
 
@@ -146,15 +146,15 @@ class CollectionTable:
         self._hold(slots, containers, list(map(len, containers)))
 
     def _hold(self, slots: I32, held: Iterable[Any], lengths: Any, *, objects: bool = True) -> None:
-        """Set the lists or dicts of distinct slots, or their records, and the numbers of elements or entries."""
+        """Set the lists or dicts of distinct slots, or their parts, and the numbers of elements or entries."""
         lengths, were = np.asarray(lengths, np.int32), self._is_object[slots]
         before, now = self._lengths[slots[were]], lengths if objects else lengths[:0]
         self._entries += int(now.sum(dtype=np.int64)) - int(before.sum(dtype=np.int64))
         self._containers += int(np.count_nonzero(now)) - len(before)
-        self._record_bytes -= _bytes_of(self._held[slots[~were]])
+        self._part_bytes -= _bytes_of(self._held[slots[~were]])
         self._held[slots] = np.fromiter((one or None for one in held), object, len(slots))
         self._lengths[slots], self._is_object[slots] = lengths, (lengths > 0) & objects
-        self._record_bytes += 0 if objects else _bytes_of(self._held[slots])
+        self._part_bytes += 0 if objects else _bytes_of(self._held[slots])
 
     def clear(self, slots: I32) -> None:
         """Record that the slots were cleared, before their new entries."""
@@ -288,7 +288,7 @@ class CollectionTable:
         objects = self._containers * _CONTAINER_BYTES + self._entries * (place + self._codec.object_bytes)
         expired = 0 if self._expired is None else self._expired.memory_bytes
         by_slot = _SLOT_BYTES * len(self._held) + self._ends.nbytes
-        return objects + self._text + self._record_bytes + self._log.nbytes + expired + by_slot
+        return objects + self._text + self._part_bytes + self._log.nbytes + expired + by_slot
 
     def close(self) -> None:
         """Drop all objects."""
@@ -303,7 +303,7 @@ class CollectionTable:
         return self._is_object
 
     def pack(self, slots: I32) -> None:
-        """Replace the lists or dicts of slots by records, which take a tenth of the memory."""
+        """Replace the lists or dicts of slots by their parts, which take a tenth of the memory."""
         self._fit_slots()
         slots = slots[self._is_object[slots]]
         if len(slots):
@@ -312,7 +312,7 @@ class CollectionTable:
             self.load_parts(slots, parts)
 
     def _unpack(self, slots: I32) -> None:
-        """Replace the records of slots by lists or dicts."""
+        """Replace the parts of slots by lists or dicts."""
         self._fit_slots()
         slots = slots[(self._lengths[slots] > 0) & ~self._is_object[slots]]
         if len(slots) == 0:
@@ -349,7 +349,7 @@ class CollectionTable:
         return slots[self._is_object[slots]]
 
     def _peek(self, slots: I32, most: int) -> KeyRows:
-        """Return the first elements or entries of one slot, `most` of them live; a record stays one."""
+        """Return the first elements or entries of one slot, `most` of them live; a part stays one."""
         self._fit_slots()
         held, stamps = self._held[slots[0]], self.stamps
         if held is None or isinstance(held, bytes):
@@ -380,7 +380,7 @@ class CollectionTable:
     def parts_at(self, slots: I32) -> list[bytes]:
         """Return the elements or entries of slots as parts of their keys' records."""
         self.pack(slots)
-        return [record or b"" for record in self._held[slots].tolist()]
+        return [part or b"" for part in self._held[slots].tolist()]
 
     def forget_rows(self, slots: I32) -> None:
         """Drop the elements or entries of slots from memory; all changes are saved already."""
@@ -458,7 +458,7 @@ def _moved(array: np.ndarray, old: np.ndarray, new: np.ndarray, size: int, fill:
     return moved
 
 
-def _bytes_of(records: np.ndarray) -> int:
-    """Return the bytes of records as objects; None has none."""
-    found = list(filter(None, records.tolist()))
-    return sum(map(len, found)) + _RECORD_BYTES * len(found)
+def _bytes_of(parts: np.ndarray) -> int:
+    """Return the bytes of parts as objects; None has none."""
+    found = list(filter(None, parts.tolist()))
+    return sum(map(len, found)) + _PART_BYTES * len(found)

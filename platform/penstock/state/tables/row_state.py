@@ -309,7 +309,7 @@ class RowState:
             self._spill()
 
     def _pack(self) -> None:
-        """Replace lists and maps by records while memory is full: those used least recently, then all."""
+        """Replace lists and maps by their parts while memory is full: those used least recently, then all."""
         tables = [table for table in self._row_tables if isinstance(table, CollectionTable)]
         for choose in (self._policy.lru.oldest_half, np.asarray):
             objects = np.zeros(self.index.count, np.bool_)
