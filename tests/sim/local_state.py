@@ -16,7 +16,7 @@ import pytest
 from tests.support.memory import folder_in_memory
 
 from penstock.checkpoint.local_copies import LocalCopies
-from penstock.state.log.frozen import FrozenSegment
+from penstock.state.log.frozen import FrozenSegment, FrozenSource
 from penstock.state.panes.pane_table import PaneTable
 from penstock.state.remote.range_fetcher import RangeFetcher
 from penstock.state.state_backend import StateBackend
@@ -35,6 +35,7 @@ def local_state(swarm: Swarm) -> Iterator[Path]:
     with folder_in_memory() as folder, pytest.MonkeyPatch.context() as patch:
         _noted(patch, PaneTable, "_evict", lambda _table, _result: swarm.seen("keys-evicted"))
         _noted(patch, FrozenSegment, "spill", lambda rows, _result: swarm.seen("changes-spilled", bool(rows._spilled)))
+        _noted(patch, FrozenSource, "gather", lambda log, _result: swarm.seen("changes-spilled", bool(log._filed)))
         _noted(patch, StateBackend, "_open_store", lambda _places, store: opened.update({store._folder: store}))
         _noted(patch, RangeFetcher, "ensure_ranges", lambda _rows, _result: swarm.seen("remote-fetch"))
         _noted(patch, LocalCopies, "read", lambda _copies, data: swarm.seen("copy-read", int(data is not None)))

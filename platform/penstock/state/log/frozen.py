@@ -84,10 +84,10 @@ class GatheredRows:
         return sum(part.nbytes for part in self.parts)
 
     def whole(self) -> Iterator[pa.Table]:
-        """Yield the effective rows, sorted by hash, about a row group at a time; any thread."""
+        """Yield the effective rows, sorted by hash, in tables of a bounded size; any thread."""
         source, every = self.source, [*self.filed, *((part, MIN_TIMESTAMP) for part in self.parts)]
         rows = sum(part.num_rows for part, _ in every)
-        for span in source.hash_range.split(1 + rows // source.limits.group_rows):
+        for span in source.hash_range.split(1 + rows // source.limits.encoded_rows):
             near = [found for part, hidden in every if (found := _within(part, span, hidden)).num_rows]
             if near:
                 yield newest_rows(pa.concat_tables(near), source.spec.segment_schema, keep_deleted=True)
