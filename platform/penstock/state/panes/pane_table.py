@@ -305,10 +305,15 @@ class PaneTable:
 
         This costs less than later merging segments with the same keys, and a restore reads each row once.
         """
-        memory, cold = self._hot.memory, self._cold is not None and bool(self._cold.rows.panes)
-        if cold or memory.frozen or not self.source.log.entries or not memory.has_changed:
+        memory = self._hot.memory
+        if not self._all_in_memory or memory.frozen or not self.source.log.entries or not memory.has_changed:
             return False
         return self._most_changed() or self._hot.index.count * len(memory.panes) <= self._limits.whole_rows
+
+    @property
+    def _all_in_memory(self) -> bool:
+        """Whether no row has left memory or is remote (a hook of subclasses)."""
+        return self._cold is None or not self._cold.rows.panes
 
     def _most_changed(self) -> bool:
         """Return whether most rows are known to have changed since the last freeze (a hook of subclasses)."""

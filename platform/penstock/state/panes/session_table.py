@@ -446,6 +446,10 @@ class SessionTable(PaneTable):
     def _too_many(self, hot_bytes: int) -> bool:
         return self._policy.full(hot_bytes, self._hot.index.count)
 
+    @property
+    def _all_in_memory(self) -> bool:
+        return self._cold_sessions is None
+
     def _put_cold(self, rows: PaneCells, keep: np.ndarray) -> None:
         assert self._cold_sessions is not None  # noqa: S101 - else no key leaves memory
         rows = rows.chosen(rows.cells[:, 0] > 1)
