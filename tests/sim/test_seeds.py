@@ -27,7 +27,7 @@ LEAST = {
     "kill-before-init": 15,
     "kill-before-commit": 15,
     "kill-after-commit": 13,
-    "kill-fence": 20,
+    "kill-fence": 14,
     "zombie-in-publish": 8,
     "publish-delayed": 40,
     "worker-killed": 60,

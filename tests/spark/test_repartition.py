@@ -70,9 +70,11 @@ def test_a_task_that_runs_twice_writes_the_same(job, tmp_path):  # noqa: F811
 
 def test_a_task_that_fails_leaves_no_savepoint_and_says_why(spark_context, job, tmp_path):  # noqa: F811
     snapshot = open_snapshot(str(job.folder))
-    victim = next(iter(sorted((job.folder / "data").rglob("*.pack"))))
+    segments = [s for part in snapshot.manifest.subtasks for state in part.keyed for s in state.segments]
+    file = max((segment.file for segment in segments), key=lambda file: file.length)
+    victim = job.folder / file.path
     data = bytearray(victim.read_bytes())
-    data[len(data) // 2] ^= 0xFF
+    data[file.offset + file.length // 2] ^= 0xFF
     victim.write_bytes(bytes(data))
     with pytest.raises(StorageError, match=r"a Spark task failed.*damaged"):
         repartition(snapshot, str(tmp_path / "sp"), key_groups=256, run=on_spark(spark_context))
