@@ -3,7 +3,9 @@
 A keyed process function with a value, two maps and a timer for each key, over orders of random users. The same job runs
 with `hashmap` and then with `rocksdb` and less and less managed memory, each in a separate process tree, measured from
 outside. CPU seconds are without those of the same job over few rows (start-up). Every run has to count each order once.
-With `--profile`, the operator runs in this process instead, and the functions with the most time are printed.
+With `--profile`, the operator runs in this process instead, and the functions with the most time are printed. With
+`--alternate`, one operator for each backend and memory runs in this process, batch by batch in turn, so that the ratios
+of their CPU seconds hold on a busy machine too.
 """
 
 import argparse
@@ -14,7 +16,7 @@ import pstats
 import sys
 import tempfile
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,8 +44,8 @@ CLI = [sys.executable, "-m", "penstock.cli.main"]
 JOB = Path(__file__).with_name("row_state_job.py")
 #: Rows of the run that only starts.
 FEW = 2_000
-#: Rows of a part of a batch, and between two checkpoints, with `--profile`.
-PART, CHECKPOINT = 512, 100_000
+#: Rows of a part of a batch, and between two checkpoints, in this process.
+PART, CHECKPOINT = 512, 50_000
 
 
 def run(backend, memory, options, rows):
@@ -143,6 +145,34 @@ def profile(options):
             pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
 
 
+def alternate(options):
+    """Run an operator for each backend and memory here over half of the keys and rows, batch by batch in turn."""
+    pattern = OrderPattern(splits=1, users=options.users // 2, event_rate=row_state_job.RATE // 2)
+    rows, kinds = options.rows // 2, [("hashmap", 1024), *(("rocksdb", memory) for memory in options.memory)]
+    with ExitStack() as stack:
+        schema, running = prepared(orders(pattern, 0, 0, 1)).schema, []
+        for backend, memory in kinds:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            state = stack.enter_context(closing(opened_state(backend, memory, folder)))
+            running.append((operator_over(state, schema), Out()))
+        cpu, checkpoints = [0.0] * len(kinds), 0
+        for low in range(0, rows, PART):
+            data = prepared(orders(pattern, 0, low, min(PART, rows - low)))
+            due, checkpoints = low // CHECKPOINT > checkpoints, low // CHECKPOINT
+            for number, (operator, out) in enumerate(running):
+                begun = time.process_time()
+                operator.process_batch(Batch(data), 0, out)
+                operator.process_watermark(Watermark(data.column(TS_COLUMN)[-1].as_py()), out)
+                if due:
+                    barrier(operator, checkpoints, out)
+                cpu[number] += time.process_time() - begun
+        for (backend, memory), (operator, out), seconds in zip(kinds, running, cpu, strict=True):
+            operator.process_watermark(Watermark((1 << 63) - 1), out)
+            assert out.orders == rows, f"{out.orders} of {rows} orders were counted"
+            found = {"backend": backend, "memory_mb": memory, "cpu": round(seconds, 2)}
+            print(json.dumps(found | {"ratio": round(seconds / cpu[0], 2)}), flush=True)
+
+
 def prepared(batch):
     """Return orders with the column of event time."""
     times = batch.column("ts").cast(pa.int64())
@@ -155,7 +185,11 @@ def main():
     parser.add_argument("--users", type=int, default=60_000)
     parser.add_argument("--memory", type=int, nargs="*", default=[256, 64, 16, 2], help="MB of each subtask")
     parser.add_argument("--profile", type=int, default=0, help="1: the operator alone; 2: with a profile of it")
+    parser.add_argument("--alternate", action="store_true", help="operators in this process, batch by batch in turn")
     options = parser.parse_args()
+    if options.alternate:
+        alternate(options)
+        return
     if options.profile:
         profile(options)
         return
