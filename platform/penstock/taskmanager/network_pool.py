@@ -15,9 +15,9 @@ from penstock.rpc.messages import NetworkNeed, NetworkShare
 
 @dataclass(slots=True)
 class _Loan:
-    #: What the worker needs beyond its guaranteed part.
+    #: The bytes that the worker needs beyond its guaranteed part.
     wanted_bytes: int = 0
-    #: The newest loan that it was told, and its number.
+    #: The newest loan that it knows, and its number.
     told_bytes: int = 0
     number: int = 0
     #: The most that it may still use.

@@ -23,6 +23,7 @@ from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import fixed_column, key_columns
 from penstock.state.cells.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.memory.budget import MemoryBudget
+from penstock.state.memory.limits import PRODUCTION
 from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 from penstock.task.checkpoint.savepoint_copy import write_savepoint
@@ -54,6 +55,7 @@ def cut_of(subtask, store, directory, model):
         KeyedStateRequest(
             uid="totals", snapshots=(), hash_range=own, settings=JobSettings(), read=lambda ref: store.read(ref.path),
             directory=directory, writer=f"r/v/{subtask}/0", budget=MemoryBudget(1 << 30),
+            limits=PRODUCTION.changed(whole_rows=0),
         )
     )  # fmt: skip
     table = state.pane_table("panes", SPEC)

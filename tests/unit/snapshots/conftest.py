@@ -16,6 +16,7 @@ from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import fixed_column, key_columns
 from penstock.state.cells.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.memory.budget import MemoryBudget
+from penstock.state.memory.limits import PRODUCTION
 from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 from penstock.task.checkpoint.savepoint_copy import write_savepoint
@@ -45,6 +46,7 @@ class Subtask:
                 uid=uid, snapshots=(), hash_range=self.own, settings=JobSettings(),
                 read=lambda ref: self.store.read(ref.path), directory=folder / f"work-{uid}-{self.number}",
                 writer=f"r/v/{self.number}/0", budget=MemoryBudget(1 << 30),
+                limits=PRODUCTION.changed(whole_rows=0),
             )
         )  # fmt: skip
 

@@ -18,13 +18,13 @@ class NetworkShares:
     """The share of one worker; all methods are called by its control thread."""
 
     def __init__(self, total_bytes: int | None, tell: Callable[[NetworkNeed], None]) -> None:
-        """Start with the guaranteed part; None: gates have their own limits only, and nothing is told."""
+        """Start with the guaranteed part; None: gates have their own limits only, and nothing is reported."""
         self._guaranteed = self._total = total_bytes
         self._tell = tell
         self._gates: Sequence[InputGate] = ()
         self._number = 0
-        #: What the TaskManager knows: gates keep to the share of the start, and need nothing.
-        self._told = NetworkNeed(number=0, needed_bytes=0)
+        #: The need that the TaskManager knows: gates keep to the share of the start, and need nothing.
+        self._reported = NetworkNeed(number=0, needed_bytes=0)
 
     def divide(self, deployments: Sequence[TaskDeployment]) -> list[GateShare] | list[None]:
         """Return the shares of the gates of these subtasks.
@@ -53,17 +53,17 @@ class NetworkShares:
 
     @property
     def keeps(self) -> bool:
-        """Return whether the gates keep to the newest share, and the TaskManager was told so."""
-        return self._told.number == self._number
+        """Return whether the gates keep to the newest share, and the TaskManager knows it."""
+        return self._reported.number == self._number
 
     def look(self) -> None:
         """Tell the TaskManager what is needed, and the share that the gates keep to, if one has changed."""
         if self._total is None:
             return
-        number = self._told.number
+        number = self._reported.number
         if not self.keeps and all(gate.keeps_to_share for gate in self._gates):
             number = self._number
         need = NetworkNeed(number=number, needed_bytes=sum(gate.want.total for gate in self._gates))
-        if need != self._told:
-            self._told = need
+        if need != self._reported:
+            self._reported = need
             self._tell(need)
