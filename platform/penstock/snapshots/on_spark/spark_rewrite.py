@@ -24,6 +24,7 @@ from penstock.core.errors import StorageError, UsageError
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import KeyedStateSnapshot
+from penstock.kernels.rows.row_order import hash_order
 from penstock.snapshots.on_spark.spark_context import described, reason_of
 from penstock.snapshots.rewrite.key_expressions import KeyColumn, keeps_apart, keys_of, require_by_key
 from penstock.snapshots.rewrite.prepared import PreparedRun
@@ -283,9 +284,10 @@ def _rekey_rows(lows: dict[str, list[tuple[int, int]]], encoded: bytes) -> Itera
     bounds = np.array([low for low, _ in lows[piece.state]], np.int64)
     numbers = [number for _, number in lows[piece.state]]
     for step, (_, new) in enumerate(piece.rekeyed()):
-        places = np.searchsorted(bounds, new.column(KEY_HASH).to_numpy(), side="right") - 1
-        together = new.take(pa.array(np.argsort(places, kind="stable")))
-        stops = np.cumsum(np.bincount(places, minlength=len(bounds))).tolist()
+        hashes = new.column(KEY_HASH).to_numpy()
+        order = hash_order(hashes)  # so that `ordered` merges runs
+        together = new.take(pa.array(order))
+        stops = [*np.searchsorted(hashes[order], bounds[1:]).tolist(), len(hashes)]
         for number, first, stop in zip(numbers, [0, *stops], stops, strict=False):
             if stop > first:
                 yield number, (piece.state_range.number, step, _encoded(together.slice(first, stop - first)))

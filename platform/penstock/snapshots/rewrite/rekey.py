@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 #: An internal column next to those of a key: the position of the key among all.
 _KEY_INDEX = "__place"
 #: Number of hash ranges in which the bytes of rows under their new keys are counted.
-BUCKETS = 1 << 16
+BUCKETS = 1 << 12
 #: Assumed bytes of a value in a column without value lengths.
 _OTHER_BYTES = 16
 #: Rows that are encoded at a time.

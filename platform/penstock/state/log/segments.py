@@ -28,6 +28,7 @@ from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import FileRef, Segment
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_column, key_columns
+from penstock.kernels.rows.row_order import hash_order, sort_hashes
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.segment_columns import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, LAST_ACCESS, NAMESPACE, ROW, SEQ
 from penstock.state.log.segment_file import GROUPS, NAMESPACES, AscendingReader, SegmentFile, has_hash_in
@@ -424,19 +425,28 @@ def newest_rows(table: pa.Table, schema: pa.Schema, *, keep_deleted: bool) -> pa
     mixed = hashes ^ (namespaces.view(np.uint64) * np.uint64(0x9E3779B185EBCA87)).view(np.int64)
     if ROW in names:  # `__row` is not part of the hash, and a key may have many rows
         mixed ^= (table.column(ROW).to_numpy().view(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)).view(np.int64)
-    index = KeyIndex(pa.schema([schema.field(n) for n in names]))
-    slots = index.upsert(key_columns(batch, names), mixed)
     entries = [batch.column(name) for name in entry_names(schema)]
-    if entries:
-        last = last_entries(slots, entries)
-    else:
-        last = np.empty(index.count, np.int64)
-        last[slots] = np.arange(len(slots))  # for equal slots the last assignment wins
+    newest = np.ones(len(hashes), np.bool_)
+    if entries or _has_equal(mixed):
+        index = KeyIndex(pa.schema([schema.field(n) for n in names]))
+        slots = index.upsert(key_columns(batch, names), mixed)
+        if entries:
+            last = last_entries(slots, entries)
+        else:
+            last = np.empty(index.count, np.int64)
+            last[slots] = np.arange(len(slots))  # for equal slots the last assignment wins
+        newest[:] = False
+        newest[last] = True
     if not keep_deleted:
-        deleted = table.column(DELETED).to_numpy()
-        last = last[~deleted[last]]
-    last = last[np.lexsort((last, hashes[last]))]
-    return table.take(pa.array(last))
+        newest &= ~table.column(DELETED).to_numpy()
+    order = hash_order(hashes)
+    return table.take(pa.array(order[newest[order]]))
+
+
+def _has_equal(hashes: I64) -> bool:
+    """Return whether two hashes are equal."""
+    ascending = sort_hashes(hashes)
+    return bool((ascending[1:] == ascending[:-1]).any())
 
 
 def read_state(
