@@ -49,7 +49,9 @@ with DAG("wait_for_job", schedule=None, params={"job": "", "watermark": ""}):
 with DAG("wait_by_connection", schedule=None, params={"job": "", "connection": ""}):
     JobStatusSensor(task_id="runs", job="{{ params.job }}", penstock_conn_id="{{ params.connection }}")
 """
-OWN = ("on_job_events", "wait_for_job", "wait_by_connection", week.DAG)
+#: `job_rescale` with the connection `with_spark`, whose interpreter has PySpark.
+ON_SPARK = "rescale_on_spark"
+OWN = ("on_job_events", "wait_for_job", "wait_by_connection", week.DAG, ON_SPARK)
 #: Point -> what it does; each is disarmed until a test arms it, and acts once.
 POINTS = {"airflow.after_submit": "kill", "task.before_ack": "hold"}
 
@@ -112,6 +114,15 @@ class Stage:
         return run, self.airflow.result("job_submit", run, "submit")["job_id"]
 
 
+def rescale_on_spark():
+    """Return the text of `job_rescale` for a connection with PySpark."""
+    text = (ROOT / "dags" / "job_rescale.py").read_text()
+    named = text.replace('dag_id="job_rescale"', f'dag_id="{ON_SPARK}"')
+    connected = named.replace("default_args={", 'default_args={"penstock_conn_id": "with_spark", ')
+    assert text != named != connected
+    return connected
+
+
 @contextlib.contextmanager
 def opened(folder, kafka_server, minio_server):
     """Start all of it in a folder."""
@@ -121,6 +132,7 @@ def opened(folder, kafka_server, minio_server):
     shutil.copytree(ROOT / "dags", dags, ignore=shutil.ignore_patterns("__pycache__"))
     (dags / "of_a_user.py").write_text(OF_A_USER)
     (dags / "savepoint_week.py").write_text(week.dag_text(servers.bucket))
+    (dags / f"{ON_SPARK}.py").write_text(rescale_on_spark())
     migrated(folder / "home")
     evidence = folder / "evidence"
     evidence.mkdir()
@@ -129,6 +141,7 @@ def opened(folder, kafka_server, minio_server):
     environment = {
         "PENSTOCK_FAILPOINTS": ";".join(f"{point}={action}" for point, action in POINTS.items()),
         "PENSTOCK_FAILPOINT_DIR": str(evidence),
+        "SPARK_LOCAL_IP": "127.0.0.1",
         "PENSTOCK_S3_ENDPOINT": minio_server.url,
         "PENSTOCK_S3_ACCESS_KEY": minio_server.access_key,
         "PENSTOCK_S3_SECRET_KEY": minio_server.secret_key,
@@ -139,10 +152,14 @@ def opened(folder, kafka_server, minio_server):
     config = LocalClusterConfig(
         taskmanagers=1, slots_per_taskmanager=5, directory=folder / "cluster", environment=environment
     )
-    with (
-        shared_cluster(config) as cluster,
-        shared_airflow(Airflow(folder / "home", free_port(), cluster.rest_url, environment)) as airflow,
-    ):
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(shared_cluster(config))
+        host, _, port = cluster.rest_url.removeprefix("http://").rpartition(":")
+        python = ROOT / ".venv" / "bin" / "python"
+        environment["AIRFLOW_CONN_WITH_SPARK"] = f"penstock://{host}:{port}?python={python}"
+        airflow = stack.enter_context(
+            shared_airflow(Airflow(folder / "home", free_port(), cluster.rest_url, environment))
+        )
         airflow.wait_dags([*DAGS, *OWN])
         with pytest.MonkeyPatch.context() as patch:  # the tests look at savepoints themselves
             for variable in ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY"):

@@ -7,6 +7,7 @@ import pytest
 from tests.airflow.driver import LIMIT_S
 from tests.airflow.job_file import write_job
 from tests.airflow.orders_job import STEP_MS
+from tests.airflow.stage import ON_SPARK
 from tests.cluster.orders import START_MS
 from tests.support.waiting import wait_until
 
@@ -114,14 +115,17 @@ def test_state_is_cut_anew_and_gone_on_with(stage, orders):
 
 
 @pytest.mark.nightly
-def test_state_that_is_rewritten_while_its_job_runs(stage, orders):
+@pytest.mark.parametrize(
+    ("dag", "spark"), [("job_rescale", {}), (ON_SPARK, {"master": "local[1]", "spark_above": 0})], ids=["here", "spark"]
+)
+def test_state_that_is_rewritten_while_its_job_runs(stage, orders, dag, spark):
     _, job_id = stage.submitted(orders.write())
     path = orders.write("cut", environment="key_groups=32")
     moved = {"rewrite_to": orders.savepoints, "checkpoints": f"{orders.root}/{orders.name}", "job_file": str(path)}
-    run = stage.run("job_rescale", job=orders.name, key_groups=32, **moved)
-    again = stage.airflow.result("job_rescale", run, "submit")["job_id"]
+    run = stage.run(dag, job=orders.name, key_groups=32, **moved, **spark)
+    again = stage.airflow.result(dag, run, "submit")["job_id"]
     assert stage.rest.job(job_id)["state"] == "CANCELED"
-    assert stage.airflow.task("job_rescale", run, "rescale")["state"] == "skipped"
+    assert stage.airflow.task(dag, run, "rescale")["state"] == "skipped"
     stage.exact(orders, again)
 
 
