@@ -6,9 +6,11 @@ milliseconds, sizes are bytes. Secrets are never settings: they come from each p
 
 from __future__ import annotations
 
+import math
 import re
 import typing
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -19,7 +21,7 @@ from penstock.core.structs import prepare
 _HINT = "see the table of settings in the docs"
 #: The setting that msgspec's error is about.
 _PATH = re.compile(r"at `\$\.([\w.]+)")
-_UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3, "h": 3600e3, "d": 86400e3}
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 MOST_SUBTASKS = 1 << 15
 #: Managed memory of a slot whose job sets none.
 DEFAULT_MANAGED_BYTES = 256 << 20
@@ -278,19 +280,36 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_duration_ms(value: str | float, what: str = "duration") -> int:
-    """Return milliseconds of `"5s"`, `"100ms"`, `"1m"`, `"2h"`, `"1d"`; numbers are seconds.
+    """Return the nearest milliseconds of `"5s"`, `"100ms"`, `"1m"`, `"2h"`, `"1d"`; numbers are seconds.
 
     Raises:
         UsageError: not a duration.
     """
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return int(value * 1000)
+    return round(_milliseconds(value, what))
+
+
+def parse_duration_us(value: str | float, what: str = "duration") -> int:
+    """Return the microseconds of a duration of event time; see `parse_duration_ms`.
+
+    Raises:
+        UsageError: not a duration, or a fraction of a microsecond.
+    """
+    microseconds = _milliseconds(value, what) * 1000
+    if microseconds % 1:
+        msg = f"{what} {argument_text(value)} is not a whole number of microseconds"
+        raise UsageError(msg, hint="event time has microseconds: write for example 0.0025 or '2.5ms'")
+    return int(microseconds)
+
+
+def _milliseconds(value: str | float, what: str) -> Decimal:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return Decimal(str(value)) * 1000
     # other types are possible: a function for a session's gap
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)\s*", value if type(value) is str else "")
     if match is None:
         msg = f"{what} {argument_text(value)} is not a duration"
         raise UsageError(msg, hint="write for example '500ms', '5s', '1m'")
-    return int(float(match[1]) * _UNITS_MS[match[2]])
+    return Decimal(match[1]) * _UNITS_MS[match[2]]
 
 
 def parse_bytes(value: str | int, what: str) -> int:

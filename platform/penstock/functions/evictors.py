@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.settings import parse_duration_ms
+from penstock.config.settings import parse_duration_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -87,7 +87,7 @@ class TimeEvictor(_OneSided):
     def __init__(self, keep: str | float, *, after: bool) -> None:
         """Make an evictor; `keep` is a duration such as `"10s"`."""
         super().__init__(after=after)
-        self._keep = parse_duration_ms(keep, "evictor") * 1000
+        self._keep = parse_duration_us(keep, "evictor")
 
     def _kept(self, elements: Sequence[WindowElement]) -> Iterable[WindowElement]:
         oldest = max((element.timestamp for element in elements), default=0) - self._keep

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.config.settings import parse_duration_ms
+from penstock.config.settings import parse_duration_us
 from penstock.core.elements import MAX_TIMESTAMP
 from penstock.core.errors import GraphError
 
@@ -178,7 +178,7 @@ class ContinuousTrigger(Trigger):
 
     def __init__(self, interval: str | float, *, processing: bool) -> None:
         """Make a trigger; `interval` is a duration such as `"10s"`."""
-        self._interval = parse_duration_ms(interval, "trigger interval") * 1000
+        self._interval = parse_duration_us(interval, "trigger interval")
         self._processing = processing
         self.event_time = not processing
         if self._interval <= 0:

@@ -2,20 +2,44 @@
 
 import pytest
 
-from penstock.config.settings import AutoscalerSettings, JobSettings, parse_duration_ms, with_overrides
+from penstock.config.settings import (
+    AutoscalerSettings,
+    JobSettings,
+    parse_duration_ms,
+    parse_duration_us,
+    with_overrides,
+)
 from penstock.core.errors import UsageError
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("500ms", 500), ("5s", 5_000), ("1m", 60_000), ("2h", 7_200_000), ("1.5s", 1_500), (2, 2_000), ("1d", 86_400_000)],
+    [
+        ("500ms", 500),
+        ("5s", 5_000),
+        ("1m", 60_000),
+        ("2h", 7_200_000),
+        ("1.5s", 1_500),
+        (2, 2_000),
+        ("1d", 86_400_000),
+        (0.029, 29),
+        (1.001, 1_001),
+        ("0.6ms", 1),
+    ],
 )
 def test_durations(text: str | int, expected: int) -> None:
     assert parse_duration_ms(text) == expected
 
 
-@pytest.mark.parametrize("text", ["5", "5 parsecs", "", "-1s"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_durations_of_event_time() -> None:
+    values = {"2.5ms": 2_500, 0.0025: 2_500, 1.001: 1_001_000, "1d": 86_400_000_000}
+    assert {value: parse_duration_us(value) for value in values} == values
+    with pytest.raises(UsageError, match=r"window 1e-07 is not a whole number of microseconds"):
+        parse_duration_us(1e-7, "window")
+
+
+@pytest.mark.parametrize("text", ["5", "5 parsecs", "", "-1s", float("nan"), float("inf")])
+def test_what_is_no_duration_is_refused(text: str | float) -> None:
     with pytest.raises(UsageError, match="is not a duration"):
         parse_duration_ms(text)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from penstock.api.building.operator_nodes import NewOperator
 from penstock.api.windows.windows import Global, Window, is_aligned, require_window
-from penstock.config.settings import parse_duration_ms
+from penstock.config.settings import parse_duration_us
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
@@ -230,5 +230,5 @@ def _signed_us(duration: str | float, what: str) -> int:
         UsageError: not a duration.
     """
     if isinstance(duration, str) and duration.lstrip().startswith("-"):
-        return -1000 * parse_duration_ms(duration.lstrip()[1:], what)
-    return 1000 * parse_duration_ms(duration, what)
+        return -parse_duration_us(duration.lstrip()[1:], what)
+    return parse_duration_us(duration, what)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.api.building.flow import ALL_ROWS_KEY
-from penstock.config.settings import parse_duration_ms
+from penstock.config.settings import parse_duration_us
 from penstock.core.errors import GraphError
 from penstock.graph.validation import require_name
 
@@ -37,14 +37,14 @@ class WindowOptions(msgspec.Struct, frozen=True):
         Raises:
             GraphError: a negative duration, or a window for which no row is late.
         """
-        milliseconds = parse_duration_ms(lateness, "allowed lateness")
-        if milliseconds < 0:
+        lateness_us = parse_duration_us(lateness, "allowed lateness")
+        if lateness_us < 0:
             msg = f"allowed_lateness({lateness!r}) is negative"
             raise GraphError(msg, hint="use 0 or a duration such as '1m'")
-        if milliseconds and window.time != "event":
+        if lateness_us and window.time != "event":
             msg = f"allowed_lateness({lateness!r}): no row is late for a window of {window.label}"
             raise GraphError(msg, hint="leave it out, or use a window of event time")
-        return msgspec.structs.replace(self, lateness_us=milliseconds * 1000)
+        return msgspec.structs.replace(self, lateness_us=lateness_us)
 
     def with_late_tag(self, tag: str, window: Window) -> WindowOptions:
         """Emit late rows to a side output.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, Protocol
 
-from penstock.config.settings import parse_duration_ms
+from penstock.config.settings import parse_duration_us
 from penstock.core.errors import GraphError
 from penstock.eventtime.windows import validate_cumulative, validate_window
 
@@ -221,4 +221,4 @@ def _time_config(time: Time, time_zone: str | None) -> dict[str, Any]:
 
 
 def _us(duration: Duration) -> int:
-    return parse_duration_ms(duration, "window") * 1000
+    return parse_duration_us(duration, "window")
