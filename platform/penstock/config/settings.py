@@ -289,16 +289,12 @@ def parse_duration_ms(value: str | float, what: str = "duration") -> int:
 
 
 def parse_duration_us(value: str | float, what: str = "duration") -> int:
-    """Return the microseconds of a duration of event time; see `parse_duration_ms`.
+    """Return the nearest microseconds of a duration of event time; see `parse_duration_ms`.
 
     Raises:
-        UsageError: not a duration, or a fraction of a microsecond.
+        UsageError: not a duration.
     """
-    microseconds = _milliseconds(value, what) * 1000
-    if microseconds % 1:
-        msg = f"{what} {argument_text(value)} is not a whole number of microseconds"
-        raise UsageError(msg, hint="event time has microseconds: write for example 0.0025 or '2.5ms'")
-    return int(microseconds)
+    return round(_milliseconds(value, what) * 1000)
 
 
 def _milliseconds(value: str | float, what: str) -> Decimal:
