@@ -182,7 +182,7 @@ class Steps:
     def went_on(self, subtask, now):
         """What had expired by a clock that is behind now may have been removed, or not: it shows."""
         model, clock = self.job.model, self.job.clock.now
-        assert clock <= now <= max(self.latest, clock)
+        assert clock <= now <= max(self.latest, clock, self.job.prepared_at)
         for name in self.job.owned(subtask):
             if model.alive(name, now) and not model.alive(name, model.seen[name]):
                 if not self.found(subtask, name):

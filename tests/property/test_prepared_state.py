@@ -9,15 +9,20 @@ from tests.property import (
     test_interval_join_model,
     test_process_model,
     test_running_model,
+    test_sessions_model,
+    test_ttl_model,
+    test_window_rows_model,
     test_windows_model,
 )
-from tests.property.harness.backends import DISK, FILES, MEMORY, leaving, on
+from tests.property.harness.backends import DISK, FILES, MEMORY, leaving, leaving_for_rocksdb, on
 from tests.property.harness.histories import end, play
 from tests.property.harness.job import Job
 from tests.property.harness.sides import Sides
 from tests.property.running_models import Steps as RunningSteps
 from tests.property.test_process_model import Steps as ProcessSteps
 from tests.property.test_windows_model import Steps as WindowSteps
+
+from penstock.core.elements import TS_COLUMN
 
 
 @pytest.fixture(autouse=True)
@@ -126,3 +131,91 @@ def test_lists_and_maps_continue(backend, advanced):
         play([*batches, ("start_prepared", 1), ("batch", 3, 60), ("checkpoint",), ("start", 2)], steps, job)
         steps.look()
     assert advanced.total() == 1
+
+
+@on(MEMORY, leaving(1), leaving_for_rocksdb(1))
+@pytest.mark.parametrize("lateness", [0, 40])
+def test_sessions_continue_without_those_that_ended(backend, lateness, advanced):
+    with test_sessions_model.job_on(backend, 30, lateness, routed=False) as job:
+        steps = test_sessions_model.Steps(job)
+        closing = [("watermark", subtask, 350) for subtask in range(2)]
+        begin = [("start", 2), ("batch", 1, 60), ("checkpoint",), ("batch", 2, 60), *closing, ("batch", 3, 60)]
+        play([*begin, ("checkpoint",), ("start_prepared", 2), ("batch", 4, 60), ("checkpoint",)], steps, job)
+        play([("batch", 5, 60), *closing, ("checkpoint",), ("start_prepared", 1)], steps, job)
+        end(job, steps)
+    assert advanced.total() == 3
+
+
+@on(leaving(1))
+def test_a_late_row_in_a_pane_of_ended_sessions_is_kept(backend, advanced):
+    with test_sessions_model.job_on(backend, 30, 0, routed=False) as job:
+        steps = test_sessions_model.Steps(job)
+        play([("move", MEMORY), ("start", 1), ("move", backend)], steps, job)
+        times = {key: [5, 25, 50, 75] for key in ("key-1", "key-2")} | {"key-3": [10]}
+        steps.rows([_row(key, time) for key, some in times.items() for time in some])
+        job.checkpoint()
+        steps.mark(0, 90)  # the session of key-3 has ended, and panes up to 30 with it
+        steps.rows([_row(key, 2) for key in ("key-1", "key-2")])
+        job.checkpoint()
+        play([("start_prepared", 1)], steps, job)
+        steps.rows([_row("key-4", 90)])
+        end(job, steps)
+    assert advanced.total() == 1
+
+
+@on(MEMORY, leaving(1), leaving_for_rocksdb(1))
+@pytest.mark.parametrize("window", sorted(test_window_rows_model.WINDOWS))
+def test_windows_of_rows_continue(backend, window, advanced):
+    case = (test_window_rows_model.WINDOWS[window], ("count", 3, False, "count", 2), 60)
+    with test_window_rows_model.job_on(backend, *case) as job:
+        steps = test_window_rows_model.Steps(job)
+        closing = [("watermark", subtask, 150) for subtask in range(2)]
+        begin = [("start", 2), ("batch", 1, 40), ("checkpoint",), ("batch", 2, 40), *closing, ("checkpoint",)]
+        play([*begin, ("start_prepared", 2), ("batch", 3, 40), ("checkpoint",), ("start", 1)], steps, job)
+        end(job, steps)
+    assert advanced.total() == 2
+
+
+@on(MEMORY, FILES)
+@pytest.mark.parametrize("name", test_running_model.EXPIRING)
+def test_aggregates_of_a_time_to_live_expire_between_the_checkpoints(backend, name, advanced):
+    with test_running_model.job_on(backend, name) as job:
+        steps = RunningSteps(job)
+        between = [("tick", 6_000), ("batch", 2, 5), ("checkpoint",), ("tick", 5_000)]
+        play([("start", 2), ("batch", 1, 40), ("checkpoint",), *between, ("start_prepared", 2)], steps, job)
+        steps.question()
+        play([("batch", 3, 40), ("checkpoint",), ("start", 3)], steps, job)
+        steps.question()
+    assert advanced.total() == 2
+
+
+@on(MEMORY, leaving(1), leaving_for_rocksdb(1))
+def test_state_of_a_time_to_live_expires_before_and_between_the_checkpoints(backend, advanced):
+    with test_ttl_model.job_on(backend) as job:
+        steps = test_ttl_model.Steps(job)
+        begin = [("start", 2), ("batch", 1, 40), ("tick", 7_000), ("batch", 2, 40), ("tick", 6_000), ("checkpoint",)]
+        between = [("tick", 3_000), ("batch", 3, 20), ("checkpoint",), ("tick", 2_000)]
+        play([*begin, *between, ("start_prepared", 2)], steps, job)
+        steps.question()
+        play([("look",), ("batch", 4, 40), ("checkpoint",), ("start", 3), ("look",)], steps, job)
+    assert advanced.total() == 2
+
+
+@on(MEMORY, leaving(1))
+@pytest.mark.parametrize("starts", [1, 2])
+def test_a_list_that_expired_and_began_again_between_the_checkpoints_is_the_new_one(backend, starts, advanced):
+    with test_ttl_model.job_on(backend) as job:
+        steps = test_ttl_model.Steps(job)
+        play([("start", 1)] * starts, steps, job)
+        steps.give([("key", "append", 3), ("", "append", 3)])
+        job.checkpoint()
+        steps.tick(test_ttl_model.TTL_MS)
+        steps.give([("key", "append", 1), ("another key", "append", 1)])
+        job.checkpoint()
+        play([("start_prepared", 1)], steps, job)
+        play([("question",), ("checkpoint",), ("start", 1), ("look",), ("question",)], steps, job)
+    assert advanced.total() == 1
+
+
+def _row(key, time):
+    return {"k": key, "v": 1, "x": 1.0, "t": "", TS_COLUMN: time}

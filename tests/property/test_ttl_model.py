@@ -188,7 +188,7 @@ class Steps:
         """Time goes on from what was restored, and from the clock."""
         now = self.job.clock.now
         self.held = [operator._ttl_clock.now // 1000 for operator in self.job.operators]
-        assert all(now <= held <= max(self.latest, now) for held in self.held)
+        assert all(now <= held <= max(self.latest, now, self.job.prepared_at) for held in self.held)
 
     def tick(self, ms):
         self.job.clock.now += ms

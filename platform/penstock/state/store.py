@@ -29,6 +29,7 @@ from penstock.state.log.segment_columns import DELETED, StateSpec
 from penstock.state.log.segment_file import AscendingReader, SegmentFile
 from penstock.state.log.segment_log import LogView, SegmentLog
 from penstock.state.log.segments import clip_of, merge_segments, read_visible, slices_of_keys
+from penstock.state.log.ttl import TtlClock
 from penstock.state.memory.budget import EvictionPolicy
 from penstock.state.panes.pane_table import PaneTable
 from penstock.state.panes.running_table import RunningTable
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from penstock.core.clock import Clock
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
     from penstock.kernels.compiler.compile import I64
     from penstock.kernels.keys.key_columns import KeyColumns
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
     from penstock.state.remote.range_fetcher import BackgroundFetch
     from penstock.state.state_backend import KeyedStateRequest
 
+#: The timers of remote sessions; local ones have none.
+_SESSION_TIMERS = TIMERS + "due"
 #: Freezes remembered until their checkpoint is known to be complete.
 _MAX_OPEN_VIEWS = 64
 
@@ -104,6 +108,13 @@ class KeyedState:
         self._views: dict[int, list[tuple[SegmentLog, LogView]]] = {}
         #: Tables that were loaded before their operator was opened, until it declares them.
         self._loaded: dict[str, StateTable] = {}
+        self._ttl_clock: TtlClock | None = None
+
+    def ttl_clock(self, clock: Clock) -> TtlClock:
+        """Return the time of rows with a time-to-live, at the time of `clock`; all operators of the state share it."""
+        self._ttl_clock = self._ttl_clock or TtlClock(clock)
+        self._ttl_clock.tick()
+        return self._ttl_clock
 
     def pane_table(self, name: str, spec: PaneTableSpec) -> PaneTable:
         """Declare a table and restore it.
@@ -126,9 +137,9 @@ class KeyedState:
 
         With the remote backend keys are fetched when they are used or due. Raises as `pane_table`.
         """
-        budget, stores, due = self._request.budget, self._cold.keys(), RowSpec(spec.key_schema)
-        table = self._declare(name, spec, lambda source: SessionTable(source, budget, rule, stores))
-        timers = self._declare(TIMERS + "due", due, lambda source: TimerTable(source, table), restored=False)
+        budget, cold, due = self._request.budget, self._cold, RowSpec(spec.key_schema)
+        table = self._declare(name, spec, lambda source: SessionTable(source, budget, rule, cold.keys()))
+        timers = self._declare(_SESSION_TIMERS, due, lambda source: TimerTable(source, table))
         if table.source.remote:
             table.time_keys(timers)
         else:
@@ -172,6 +183,12 @@ class KeyedState:
             for name, spec in specs.items()
         }
 
+    @property
+    def advances(self) -> bool:
+        """Whether a later checkpoint can be added: no state is remote or migrated."""
+        sources = {name: table.source for name, table in self._tables.items()}
+        return not any(s.remote or migration_of(self._saved(name), s.spec) for name, s in sources.items())
+
     def advance(self, snapshots: tuple[KeyedStateSnapshot, ...]) -> bool:
         """Load what a later checkpoint adds to the restored tables, which another operator of the same kind declares.
 
@@ -181,7 +198,7 @@ class KeyedState:
             PenstockError: as the declarations.
         """
         deltas = {name: self._delta(name, table, snapshots) for name, table in self._tables.items()}
-        if any(delta is None for delta in deltas.values()):
+        if not self.advances or any(delta is None for delta in deltas.values()):
             return False
         self._request = dataclasses.replace(self._request, snapshots=snapshots)
         for name, table in self._tables.items():
@@ -192,6 +209,8 @@ class KeyedState:
             log.restore(*_segments_of(self._saved(name)))
             added = set(delta.segments)
             segments = [e.segment for e in log.entries if e.segment is not None and e.segment in added]
+            if name == _SESSION_TIMERS:
+                continue
             if isinstance(table, CollectionTable):
                 self._change(table, segments)
             else:
@@ -209,17 +228,9 @@ class KeyedState:
 
     def _delta(self, name: str, table: StateTable, snapshots: tuple[KeyedStateSnapshot, ...]) -> LogDelta | None:
         """Return what the snapshots add to a restored table; None: it cannot be added."""
-        source, spec = table.source, table.source.spec
-        # objects of the operator that hold a clock, or have seen the rows; sessions have further state
-        bound = source.ttl is not None or isinstance(table, SessionTable) or (isinstance(spec, RowSpec) and spec.window)
-        if source.remote or bound:
-            return None
         after = [one for one in snapshots if one.uid == self._request.uid and one.state == name]
-        before = self._saved(name)
-        delta = log_delta(before, after)
-        if delta is None or migration_of(before, spec) is not None:
-            return None
-        return delta if delta.hidden_to is None or isinstance(table, _Hiding) else None
+        delta = log_delta(self._saved(name), after)
+        return delta if delta is None or delta.hidden_to is None or isinstance(table, _Hiding) else None
 
     def _saved(self, name: str) -> list[KeyedStateSnapshot]:
         """Return the restored snapshots of one state."""
@@ -284,6 +295,11 @@ class KeyedState:
         rows = 0 if self._rows is None else self._rows.index.memory_bytes
         return rows + sum(map(bytes_of, self._tables.values()))
 
+    def finish_restore(self) -> None:
+        """Remove restored rows that have expired; call it when the operator starts work."""
+        if self._rows is not None:
+            self._rows.finish_restore()
+
     def close(self) -> None:
         """Free memory and local files; idempotent."""
         for table in self._tables.values():
@@ -294,10 +310,8 @@ class KeyedState:
         self._cold.close()
         self._tables = {}
 
-    def _declare(
-        self, name: str, spec: SpecT, make: Callable[[FrozenSource[SpecT]], TableT], *, restored: bool = True
-    ) -> TableT:
-        """Create a table and, if it is to be `restored`, load its saved rows; `source.spec` is the fitted spec."""
+    def _declare(self, name: str, spec: SpecT, make: Callable[[FrozenSource[SpecT]], TableT]) -> TableT:
+        """Create a table and load its saved rows; `source.spec` is the fitted spec."""
         request = self._request
         if name in self._loaded:
             return cast("TableT", self._loaded.pop(name))
@@ -315,7 +329,7 @@ class KeyedState:
         if migration is not None and table.source.remote:
             msg = f"state {name!r} of {request.uid} has a migration function, which has to read all values"
             raise StateMismatchError(msg, hint="restore once with state_backend='rocksdb', then return to 'remote'")
-        if restored and not table.source.remote:  # otherwise its rows are fetched on demand
+        if not table.source.remote and name != _SESSION_TIMERS:  # otherwise its rows are fetched on demand
             segments = [e.segment for e in saved.entries if e.segment is not None]
             self._restore(table, segments, saved.tombstones, migration)
         return table

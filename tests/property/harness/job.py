@@ -52,6 +52,8 @@ class Complete(NamedTuple):
     operator: tuple
     model: bytes
     parallelism: int = 1
+    #: What the clock showed.
+    clock: dict = {}
 
 
 def spec_of(kind, config, **more):
@@ -82,6 +84,8 @@ class Job:
         self.checkpoint_id = self.attempt = 0
         #: Whether the next start prepares the state of the checkpoint before the newest one.
         self.prepares = False
+        #: What the clock showed when state was last prepared.
+        self.prepared_at = 0
         self.subtasks = []
         #: Pending output by operator, and the state that its rows wait for.
         self.queues, self.fetched = {}, {}
@@ -113,15 +117,19 @@ class Job:
         for subtask in range(parallelism):
             store = self.prepared(subtask, parallelism) if prepared else self.store(self.complete, subtask, parallelism)
             operator = self.open(subtask, parallelism, store, self.complete)
+            store.finish_restore()
             self.queues[id(operator)], self.fetched[id(operator)] = self.pending
             if self.opened is not None:
                 self.opened(operator)
             self.subtasks.append((operator, store))
 
     def prepared(self, subtask, parallelism):
-        """Return the state of a subtask that had the checkpoint before loaded, by another operator of its kind."""
-        store = self.store(self.earlier, subtask, parallelism)
+        """Return the state of a subtask that loaded the checkpoint before when that, or the newest one, was taken."""
+        store, now = self.store(self.earlier, subtask, parallelism), dict(vars(self.clock))
+        vars(self.clock).update((self.complete if self.attempt % 2 else self.earlier).clock)
+        self.prepared_at = self.clock.now_ms()
         self.open(subtask, parallelism, store, self.earlier).close()
+        vars(self.clock).update(now)
         if store.advance(self.clipped(self.complete, hash_range_of(subtask, parallelism, KEY_GROUPS))):
             self.advanced[self.spec.kind] += 1
             return store
@@ -280,7 +288,10 @@ class Job:
             return
         operator = tuple((subtask, _saved(state)) for subtask, one in enumerate(taken) for state in one.operator)
         self.files.keep((*self.complete.keyed, *keyed), self.earlier.keyed)
-        self.earlier, self.complete = self.complete, Complete(keyed, operator, model, len(taken))
+        self.earlier, self.complete = (
+            self.complete,
+            Complete(keyed, operator, model, len(taken), dict(vars(self.clock))),
+        )
         for operator in self.operators:
             operator.notify_complete(CommitPermit("j", "r", 1, checkpoint_id, checkpoint_id))
         for store in self.stores:

@@ -152,6 +152,7 @@ class ProcessBench:
         )
         self.operator = create_operator("process")
         self.operator.open(context)
+        world.stores[-1].finish_restore()
         self.out = world.recorder()
 
     def rows(self, *rows):

@@ -108,6 +108,14 @@ def test_what_has_expired_may_be_read_until_it_is_cleaned_up(world, function):
     assert run(op, seen) == ["(7, [1, 2], {'a': 1, 'b': 2})"]
 
 
+def test_what_expired_after_the_checkpoint_is_cleaned_up_when_the_operator_starts(world):
+    op = world.open(Keeping())
+    run(op, put)
+    snapshots = op.snapshot()
+    world.bench.clock.advance(HOUR_MS)
+    assert run(type(op)(world, Keeping(), snapshots, **op.same()), seen) == [EMPTY]
+
+
 def test_reading_counts_where_it_is_said_to(world):
     op = world.open(KeepingRead())
     run(op, put)

@@ -27,7 +27,7 @@ from penstock.operators.aggregates.aggregate_schema import (
 from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
 from penstock.operators.rows.columns import ts_of
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.log.ttl import Ttl, TtlClock
+from penstock.state.log.ttl import Ttl
 
 if TYPE_CHECKING:
     from penstock.core.elements import Barrier
@@ -54,10 +54,10 @@ class RunningAggregateOperator(Operator):
             raise GraphError(f"{context.spec.uid}: a running aggregate needs keyed state", hint="key the stream first")
         self._config = parse_running(context.spec.config)
         self._schema = running_schema(context.spec.config, context.input_schemas[0])
-        ttl = None if self._config.ttl is None else Ttl(TtlClock(context.clock), **self._config.ttl)
+        self._store = context.keyed_state
+        ttl = None if self._config.ttl is None else Ttl(self._store.ttl_clock(context.clock), **self._config.ttl)
         expires = ttl is not None
         self._plan = AggregatePlan(self._config, context.input_schemas[0], single_pane=True, expires=expires)
-        self._store = context.keyed_state
         self._table = self._store.running_table(_RUNNING_STATE, self._plan.spec, ttl)
         self._plan.heap = self._table.heap
         return Capabilities(fetched=self._table.fetcher)
@@ -108,7 +108,7 @@ class DeduplicateOperator(Operator):
         self._by = self._config.by or (TS_COLUMN if TS_COLUMN in schema.names else None)
         order = AccumulatorSpec(_ORDER, "int64", "max" if self._config.keep == "last" else "min")
         self._store = context.keyed_state
-        ttl = None if self._config.ttl is None else Ttl(TtlClock(context.clock), **self._config.ttl)
+        ttl = None if self._config.ttl is None else Ttl(self._store.ttl_clock(context.clock), **self._config.ttl)
         keys, expires = key_schema(self._config, schema), ttl is not None
         spec = PaneTableSpec(keys, (order,), single_pane=True, expires=expires)
         self._table = self._store.running_table(_KEPT_STATE, spec, ttl)

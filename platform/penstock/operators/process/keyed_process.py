@@ -53,7 +53,6 @@ from penstock.operators.rows.columns import ColumnError, ts_of, visible, without
 from penstock.operators.rows.row_codec import ProcessOutput, RowDecoder, read_columns
 from penstock.operators.rows.row_text import timer_text, value_text
 from penstock.operators.rows.user_functions import gc_paused, load_function, user_error
-from penstock.state.log.ttl import TtlClock
 from penstock.state.tables.value_table import python_values
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ class KeyedProcessOperator(Operator):
         schema = without_ts(context.input_schemas[0])
         self._state = self._store.row_state(pa.schema([schema.field(name) for name in config["key"]]), evictable=True)
         self._current = Current()
-        self._ttl_clock = TtlClock(context.clock)
+        self._ttl_clock = self._store.ttl_clock(context.clock)
         binding = BindingContext(self._state, self._current, self._ttl_clock, self._where)
         self._states, self._state_names = bind_states(function, config, types, binding), list(config.get("states", {}))
         self._uid, self._first = context.spec.uid, context.subtask == 0

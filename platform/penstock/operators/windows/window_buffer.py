@@ -148,13 +148,9 @@ class _RowCodec:
         #: Columns of bytes that may be long: the parts of windows of a spread key.
         self._packed = [i for i in self._texts if pt.is_large_binary(schema.field(i).type)] if self._tuples else []
         self.object_bytes = _ROW_BYTES + 40 * len(schema)
-        #: Upper bound of the numbers read.
-        self.highest = -1
 
     def decode_keys(self, columns: list[list[Any]]) -> list[Any]:
         """Return row numbers."""
-        highest = max(columns[0], default=-1)
-        self.highest = max(self.highest, highest)
         return columns[0]
 
     def encode_keys(self, keys: Sequence[Any]) -> list[pa.Array]:
@@ -238,8 +234,8 @@ class WindowBuffer:
         self._assigner = assigner
         self.state = store.row_state(key, evictable=True)
         self._schema = schema
-        codec = _RowCodec(schema, row_type)
-        self._rows = self.state.entries("rows", (_NUMBER, tuple(schema)), codec, lists=False)
+        rows = _RowCodec(schema, row_type)
+        self._rows = self.state.entries("rows", (_NUMBER, tuple(schema)), rows, lists=False)
         packed = (pa.field("window", pa.binary()),)
         self._codec = _WindowCodec()
         self._windows = self.state.windows("windows", (_BOUNDS, packed), self._codec, assigner.shown)
@@ -248,9 +244,8 @@ class WindowBuffer:
         self._slots: I32 = np.empty(0, np.int32)
         self._removed: list[tuple[int, int]] = []
         self._changed: dict[tuple[int, TimeWindow], None] = {}
-        self._row_codec = codec
-        #: The number of the next row.
-        self.next_number = codec.highest + 1
+        #: The number of the next row, above those of all keys whose rows were used.
+        self.next_number = 0
 
     # --- a batch of keys --------------------------------------------------------------------------------------------
 
@@ -262,8 +257,6 @@ class WindowBuffer:
         for at, (held, windows, mark) in enumerate(known):
             rows = {} if held is None else held
             self._places.append(KeyWindows(at, rows, self._indexed(rows, windows), mark))
-        # if keys stay in the object store, only the rows of fetched keys are known
-        self.next_number = max(self.next_number, self._row_codec.highest + 1)
         return self._places
 
     def _indexed(self, rows: dict[int, WindowElement], windows: dict[TimeWindow, BufferedWindow] | None) -> WindowIndex:
@@ -272,6 +265,7 @@ class WindowBuffer:
             return windows
         for number, element in rows.items():
             element.number = number
+        self.next_number = max(self.next_number, max(rows, default=-1) + 1)
         for window in (windows or {}).values():
             for number in window.rows:
                 rows[number].references += 1

@@ -120,6 +120,25 @@ class ColdSessions:
         rows = self._store.look_up(keys, slots, self._packer)
         return None if rows is None else self._cells_of(slots, rows, heap)
 
+    def hide(self, up_to: int, due: int) -> None:
+        """Remove the cells of panes that start at `up_to` or before; keys with such cells are due by `due`."""
+        for columns, hashes in () if self._due is None else self._due.keys_until(self._spec.key_schema, due):
+            index = KeyIndex(self._spec.key_schema)
+            index.upsert(columns, hashes)
+            view = index.view()
+            loaded = self._store.load(view, np.arange(index.count, dtype=np.int32))
+            if loaded is None:
+                continue
+            slots, parts = loaded
+            rows = self._packer.unpack(*parts)
+            left = rows.columns[2].to_numpy() > up_to
+            if left.all():
+                continue
+            counts = np.bincount(np.repeat(np.arange(len(slots)), rows.counts)[left], minlength=len(slots))
+            kept = KeyRows(counts, [column.filter(pa.array(left)) for column in rows.columns])
+            self._store.put(view, slots, [self._packer.pack(kept)])
+            self._store.delete(view, slots[counts == 0])
+
     def take_due(self, closed_to: int, keys: int) -> DueTimers | None:
         """Return about `keys` due keys, the earliest first; None if none is due, or the table has the timers."""
         return None if self._due is None else self._due.take(self._spec.key_schema, closed_to, keys)
@@ -313,6 +332,12 @@ class SessionTable(PaneTable):
         for times in (self._due_at, self._fired_to):
             times[slots[slots < len(times)]] = MAX_TIMESTAMP
         return slots, fired
+
+    def hide_loaded(self, up_to: int) -> None:
+        """Drop restored panes that start at `up_to` or before, also of keys that have left memory."""
+        super().hide_loaded(up_to)
+        if self._cold_sessions is not None:
+            self._cold_sessions.hide(up_to, up_to + self.rule.gap + self.rule.lateness)
 
     def _take_due(self, cold: ColdSessions, closed_to: int, most: int) -> I32 | None:
         """Return the slots of about `most` due keys, with their sessions in memory; None if none is due."""

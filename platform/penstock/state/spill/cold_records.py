@@ -27,7 +27,7 @@ from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.spill.rocksdb import RECORD_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64, U8
@@ -468,13 +468,22 @@ class ColdTimers:
                 raise UsageError(msg, hint="take a savepoint and read its state (ps.snapshots.read)")
         return times[:most]
 
+    def keys_until(self, key_schema: pa.Schema, until: int) -> Iterator[tuple[KeyColumns, I64]]:
+        """Yield the keys of timers up to a time and their hashes in batches, without removing the timers."""
+        for names, _ in () if self.least is None else self.spill_store.store.scan(*self._span(self.least, until)):
+            keys, hashes, _ = decode_keys(key_schema, [name[_PREFIX:] for name in names])
+            yield keys, hashes
+
+    def _span(self, least: int, until: int) -> tuple[bytes, bytes]:
+        """Return the names from the first timer to those up to a time."""
+        end = self._stop if until >= MAX_TIMESTAMP else self._bound(until + 1)
+        return max(self._first, self._bound(least)), end
+
     def take(self, key_schema: pa.Schema, until: int, limit: int) -> DueTimers | None:
         """Return the first timers up to a time, about `limit`: all of a time, or a part of a single time."""
         if self.least is None or self.least > until:
             return None
-        first = max(self._first, self._bound(self.least))
-        end = self._stop if until == MAX_TIMESTAMP else self._bound(until + 1)
-        names, _ = next(self.spill_store.store.scan(first, end, limit + 1), ([], []))
+        names, _ = next(self.spill_store.store.scan(*self._span(self.least, until), limit + 1), ([], []))
         if not names:
             self._look(until)
             return None

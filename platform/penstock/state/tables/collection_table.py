@@ -82,7 +82,7 @@ class CollectionTable:
         *,
         lists: bool,
     ) -> None:
-        """Create an empty table; `load` fills it during a restore, `loaded` ends the restore."""
+        """Create an empty table; `load` fills it during a restore, `finish_restore` ends it."""
         self.source = source
         source.ttl = ttl
         #: With a time-to-live: the times of last access.
@@ -236,9 +236,7 @@ class CollectionTable:
         """Add all restored rows of some keys; with `unsaved` no segment has them with the current columns."""
         batch, keys, hashes = keyed_batch(table, self.spec.key_schema)
         slots, numbers = np.unique(self._state.upsert(keys, hashes), return_inverse=True)
-        columns = [batch.column(name) for name in self.spec.row_names]
-        if self.stamps is not None:
-            columns[-1] = pa.array(self.stamps.ttl.clock.restored(columns[-1].to_numpy()))
+        columns = self._restored([batch.column(name) for name in self.spec.row_names])
         rows = KeyRows.of(columns, numbers, len(slots), by_first=self.lists)
         if unsaved:
             names = len(self.spec.entries)
@@ -267,15 +265,21 @@ class CollectionTable:
         last = last_entries(owners, columns[: len(self.spec.entries)])
         last = last[~deleted[last]]
         numbers = np.searchsorted(slots, owners[last])
-        rows = [column.take(pa.array(last)) for column in columns]
+        rows = self._restored([column.take(pa.array(last)) for column in columns])
         self.forget_rows(slots)
         found = KeyRows.of(rows, numbers, len(slots), by_first=self.lists)
         self.load_parts(slots, self._packer.pack(found))
         self._state.note_changed(slots)
         self._state.settle_load()
 
-    def loaded(self) -> None:
-        """Finish a restore: remove expired elements and entries."""
+    def _restored(self, columns: list[pa.Array]) -> list[pa.Array]:
+        """Return the columns of rows of a checkpoint, with capped times of last access."""
+        if self.stamps is not None:
+            columns[-1] = pa.array(self.stamps.ttl.clock.restored(columns[-1].to_numpy()))
+        return columns
+
+    def finish_restore(self) -> None:
+        """Remove expired elements and entries."""
         if self.stamps is not None:
             self.remove_expired(np.flatnonzero(self._lengths).astype(np.int32))
 

@@ -51,7 +51,6 @@ _TOGETHER = 16
 
 #: Registers a table in the store under a name, and restores it.
 Declare: TypeAlias = Callable[[str, RowSpec, Callable[["FrozenSource[RowSpec]"], Any]], Any]
-_RowTableT = TypeVar("_RowTableT", ValueTable, CollectionTable)
 _TableT = TypeVar("_TableT")
 #: A table whose rows are a part of their key's record when the key is evicted.
 RowTable: TypeAlias = ValueTable | CollectionTable
@@ -98,10 +97,10 @@ class RowState:
     def value(
         self, name: str, values: tuple[pa.Field, ...], ttl: Ttl | None = None, migration: Migration | None = None
     ) -> ValueTable:
-        """Declare a value by key; it is restored when this returns."""
+        """Declare a value by key; it is restored when this returns, with expired rows."""
         named = self._named(migration)
         declared = RowSpec(self.index.schema, values, ttl=ttl is not None, evolves=True, migration=named)
-        return self._row_table(name, declared, lambda source: ValueTable(source, self, ttl))
+        return self._added(name, declared, lambda source: ValueTable(source, self, ttl), self._row_tables.append)
 
     def entries(
         self,
@@ -119,7 +118,8 @@ class RowState:
         """
         entries, values = fields
         declared = RowSpec(self.index.schema, values, entries, ttl is not None, migration=self._named(migration))
-        return self._row_table(name, declared, lambda source: CollectionTable(source, self, codec, ttl, lists=lists))
+        add = self._row_tables.append
+        return self._added(name, declared, lambda source: CollectionTable(source, self, codec, ttl, lists=lists), add)
 
     def windows(
         self, name: str, fields: tuple[tuple[pa.Field, ...], tuple[pa.Field, ...]], codec: EntryCodec, shown: str
@@ -127,15 +127,8 @@ class RowState:
         """Declare a map, as `entries` does, by windows of the definition `shown`; a restore needs the same one."""
         entries, values = fields
         declared = RowSpec(self.index.schema, values, entries, window=shown)
-        return self._row_table(name, declared, lambda source: CollectionTable(source, self, codec, lists=False))
-
-    def _row_table(
-        self, name: str, declared: RowSpec, make: Callable[[FrozenSource[RowSpec]], _RowTableT]
-    ) -> _RowTableT:
-        """Declare a table whose rows are in the records of evicted keys, and restore it."""
-        made = self._added(name, declared, make, self._row_tables.append)
-        made.loaded()
-        return made
+        add = self._row_tables.append
+        return self._added(name, declared, lambda source: CollectionTable(source, self, codec, lists=False), add)
 
     def _named(self, migration: Migration | None) -> Migration | None:
         """Return a migration with its column names in a segment: the name of a key column gets an underscore."""
@@ -170,6 +163,11 @@ class RowState:
 
         made: _TableT = self._declare(name, spec, added)
         return made
+
+    def finish_restore(self) -> None:
+        """Remove expired rows."""
+        for table in self._row_tables:
+            table.finish_restore()
 
     # --- keys -------------------------------------------------------------------------------------------------------
 

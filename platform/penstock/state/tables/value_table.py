@@ -110,7 +110,7 @@ class ValueTable:
     """One value by slot; the slots are those of the key index that all states of an operator share."""
 
     def __init__(self, source: FrozenSource[RowSpec], state: RowSpace, ttl: Ttl | None = None) -> None:
-        """Create an empty table; `load` fills it during a restore, `loaded` ends the restore."""
+        """Create an empty table; `load` fills it during a restore, `finish_restore` ends it."""
         self.source = source
         self.spec = source.spec
         self.ttl = ttl
@@ -205,8 +205,8 @@ class ValueTable:
         self.clear(slots[self.expired(self._where[slots])])
         self._state.sweep_cold(limit)
 
-    def loaded(self) -> None:
-        """Finish a restore: remove expired values."""
+    def finish_restore(self) -> None:
+        """Remove expired values."""
         self.sweep(self._state.index.count)
 
     # --- snapshots --------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from penstock.core.errors import StateMismatchError
 from penstock.state.memory.budget import MemoryBudget
 from penstock.task.chain.chain import ChainLink
 from penstock.task.checkpoint.restore import ChainServices, keyed_contexts
@@ -42,6 +43,7 @@ class PreparedState:
 
         Raises:
             PenstockError: as `task.checkpoint.restore.open_chain`; the prepared state is of no use then.
+            StateMismatchError: a state has a migration function, so that no later checkpoint can be added.
         """
         services = ChainServices(
             wake=_no_wake,
@@ -58,6 +60,8 @@ class PreparedState:
             self._stores[link.spec.uid] = context.keyed_state
             link.operator.open(context)
             link.operator.close()
+            if not context.keyed_state.advances:
+                raise StateMismatchError(f"the state of {link.spec.uid!r} has a migration function")
 
     def fits(self, deployment: TaskDeployment) -> bool:
         """Return whether the state was prepared for this subtask: the same attempt of the same operators."""

@@ -81,6 +81,8 @@ def open_chain(
     try:
         contexts += _contexts(chain.links, deployment, environment, services, prepared)
         chain.open(contexts)
+        for store in _stores_of(contexts):
+            store.finish_restore()
     except BaseException:
         for store in _stores_of(contexts):
             store.close()

@@ -78,6 +78,13 @@ def test_values_are_mapped_and_those_that_were_cleared_stay_so(world):
     ]  # fmt: skip
 
 
+def test_no_later_checkpoint_is_added_to_migrated_values(world):
+    first = world.open(First())
+    first.rows((1, 250, 1))
+    assert first.restored().world.stores[-1].advances
+    assert not first.restored(Second()).world.stores[-1].advances
+
+
 class Pair(NamedTuple):
     a: int
     b: int
