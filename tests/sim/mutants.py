@@ -64,6 +64,8 @@ class Mutant:
     plan: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     regions: int = 1
+    #: What the job computes.
+    kind: type[Plan] = Plan
     #: One of the seeds 1 to `seeds` must catch it. The first tried is `likely`, which caught it before.
     seeds: int = 25
     likely: int = 1
@@ -77,7 +79,7 @@ class Mutant:
 
     def world(self, seed: int) -> World:
         """The directed world of a seed."""
-        plan = replace(Plan.drawn(random.Random(f"plan {seed}")), **self.plan)
+        plan = replace(self.kind.drawn(random.Random(f"plan {seed}")), **self.plan)
         plan.split(self.regions, random.Random(f"regions {seed}"))
         plan.settings.update({"checkpoint_tolerated_failures": 100, **self.settings})
         swarm = Swarm(random.Random(f"faults {seed}"), dict(self.points), dict(self.strikes), every_ms=self.every_ms)

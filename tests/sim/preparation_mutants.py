@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 from tests.sim.faults import RESCALE
 from tests.sim.mutants import Mutant, Patch
-from tests.sim.workload import Phase
+from tests.sim.workload import Phase, SessionsPlan
 from tests.support.sizes import TINY
 
 from penstock.core.snapshot import KeyedStateSnapshot
 from penstock.state import store
 from penstock.state.log.log_delta import LogDelta, log_delta
+from penstock.state.panes.session_table import SessionTable
 from penstock.state.store import KeyedState
 from penstock.task.checkpoint.compaction import Compactor
 
@@ -67,6 +68,11 @@ def _log_of_the_first_checkpoint(patch: Patch) -> None:
     patch.setattr(KeyedState, "advance", forgetful)
 
 
+def _ended_sessions_kept(patch: Patch) -> None:
+    """Sessions that ended after the first checkpoint stay in the loaded state."""
+    patch.setattr(SessionTable, "hide_loaded", lambda _self, _up_to: None)
+
+
 PREPARATION = (
     Mutant(
         "a merged segment loaded over newer rows", _merged_over_newer, {}, _RESCALES, _PLAN, _PREPARED, likely=5
@@ -76,4 +82,5 @@ PREPARATION = (
         "segments forgotten by prepared state", _log_of_the_first_checkpoint, {},
         {**_RESCALES, "worker-killed": 3.0}, _PLAN, _PREPARED, likely=2,
     ),
+    Mutant("ended sessions kept", _ended_sessions_kept, {}, _RESCALES, _PLAN, _PREPARED, kind=SessionsPlan),
 )  # fmt: skip

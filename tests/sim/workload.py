@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -234,6 +235,33 @@ class Plan:
                     found.setdefault((user, start), []).append(amount)
                     start -= slide
         return Counter((user, start, start + size, len(a), sum(a)) for (user, start), a in found.items())
+
+
+class SessionsPlan(Plan):
+    """The same with sessions of each user."""
+
+    @property
+    def gap_ms(self) -> int:
+        """The gap of sessions."""
+        return self.size_ms // 4
+
+    def windows(self, orders: ps.DataStream) -> ps.DataStream:
+        """Count and sum of each user and session."""
+        sessions = orders.key_by("user_id").window(ps.Session(f"{self.gap_ms}ms"))
+        return sessions.aggregate(n=ps.count(), total=ps.sum("amount"))
+
+    def expected(self) -> Counter[tuple[int, ...]]:
+        """Naively: (user, window start, window end, count, sum) of every session."""
+        gap, found = self.gap_ms * _MS, list[tuple[int, ...]]()
+        open_sessions: dict[int, tuple[int, ...]] = {}
+        for user, amount, time in sorted((row for rows in self.rows for row in rows), key=operator.itemgetter(2)):
+            before = open_sessions.get(user)
+            if before is not None and time <= before[2]:
+                open_sessions[user] = (user, before[1], time + gap, before[3] + 1, before[4] + amount)
+                continue
+            found += [] if before is None else [before]
+            open_sessions[user] = (user, time, time + gap, 1, amount)
+        return Counter([*found, *open_sessions.values()])
 
 
 def _partition(chance: random.Random, count: int, users: int, bound_ms: int) -> list[Row]:
