@@ -8,9 +8,12 @@ from tests.property import (
     test_collections_model,
     test_interval_join_model,
     test_process_model,
+    test_rows_join_model,
     test_running_model,
     test_sessions_model,
+    test_temporal_join_model,
     test_ttl_model,
+    test_window_join_model,
     test_window_rows_model,
     test_windows_model,
 )
@@ -22,12 +25,12 @@ from tests.property.running_models import Steps as RunningSteps
 from tests.property.test_process_model import Steps as ProcessSteps
 from tests.property.test_windows_model import Steps as WindowSteps
 
-from penstock.core.elements import TS_COLUMN
+from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN
 
 
 @pytest.fixture(autouse=True)
 def advanced(monkeypatch):
-    """How often loaded state was used, by kind of operator."""
+    """How often a later checkpoint was added to loaded state, by kind of operator."""
     counts = type(Job.advanced)()
     monkeypatch.setattr(Job, "advanced", counts)
     return counts
@@ -98,17 +101,6 @@ def test_timers_that_fired_between_the_checkpoints_do_not_fire_again(backend, ad
         job.checkpoint()
         play([("start", 1)], steps, job)
         steps.watermark(0, 2000)
-    assert advanced.total() == 2
-
-
-@on(MEMORY, DISK)
-def test_a_join_continues_without_rows_that_can_meet_no_other(backend, advanced):
-    with test_interval_join_model.job_on(backend, -30, 20, "full", late=True) as job:
-        steps = Sides(job)
-        begin = [("start", 2), ("batch", 0, 1, 40), ("batch", 1, 2, 40), ("checkpoint",), ("batch", 0, 3, 40)]
-        closing = [("mark", subtask, 60) for subtask in range(2)]
-        play([*begin, *closing, ("checkpoint",), ("start_prepared", 2), ("batch", 1, 4, 40)], steps, job)
-        end(job, steps)
     assert advanced.total() == 2
 
 
@@ -215,6 +207,49 @@ def test_a_list_that_expired_and_began_again_between_the_checkpoints_is_the_new_
         play([("start_prepared", 1)], steps, job)
         play([("question",), ("checkpoint",), ("start", 1), ("look",), ("question",)], steps, job)
     assert advanced.total() == 1
+
+
+@on(MEMORY, leaving(1), leaving_for_rocksdb(1))
+@pytest.mark.parametrize("kind", ["sessions", "windows of rows", "values, lists and maps"])
+def test_further_checkpoints_are_added_one_after_the_other(backend, kind, advanced):
+    passing = [[("mark", subtask, time) for subtask in range(2)] for time in (150, 300)]
+    last = ("mark", 0, MAX_TIMESTAMP)
+    if kind == "sessions":
+        job = test_sessions_model.job_on(backend, 30, 40, routed=False)
+        steps = test_sessions_model.Steps(job)
+    elif kind == "windows of rows":
+        sliding = next(iter(test_window_rows_model.WINDOWS.values()))
+        job = test_window_rows_model.job_on(backend, sliding, ("count", 3, False, "count", 2), 60)
+        steps = test_window_rows_model.Steps(job)
+    else:
+        job = test_ttl_model.job_on(backend)
+        steps, passing, last = test_ttl_model.Steps(job), [[("tick", 4_000)]] * 2, ("look",)
+    with job:
+        begin = [("start", 2), ("batch", 1, 40), ("checkpoint",), ("batch", 2, 40), *passing[0], ("checkpoint",)]
+        play([*begin, ("batch", 3, 40), *passing[1], ("checkpoint",), ("start_in_rounds", 2)], steps, job)
+        play([("batch", 4, 40), ("checkpoint",), ("start", 1), ("batch", 5, 40), last], steps, job)
+    assert advanced.total() == 4
+
+
+JOINS = {
+    "interval": lambda backend: test_interval_join_model.job_on(backend, -30, 20, "full", late=True),
+    "window": lambda backend: test_window_join_model.job_on(backend, *test_window_join_model.KINDS[0]),
+    "temporal": lambda backend: test_temporal_join_model.job_on(backend, "left", late=True),
+    "sessions": lambda backend: test_rows_join_model.job_on(backend, *test_rows_join_model.SESSIONS[0]),
+}
+
+
+@on(MEMORY, DISK)
+@pytest.mark.parametrize("name", JOINS)
+def test_joins_continue_without_rows_that_can_meet_no_other(backend, name, advanced):
+    with JOINS[name](backend) as job:
+        steps = (test_rows_join_model.Steps if name == "sessions" else Sides)(job)
+        closing = [("mark", subtask, 60) for subtask in range(2)]
+        begin = [("start", 2), ("batch", 0, 1, 40), ("batch", 1, 2, 40), ("checkpoint",), ("batch", 0, 3, 40)]
+        further = [*closing, ("checkpoint",), ("batch", 1, 4, 40), ("checkpoint",)]
+        play([*begin, *further, ("start_in_rounds", 2), ("batch", 1, 5, 40)], steps, job)
+        end(job, steps)
+    assert advanced.total() == 4
 
 
 def _row(key, time):

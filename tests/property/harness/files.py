@@ -25,9 +25,9 @@ class Files:
         """Return what a reference names."""
         return file.inline if file.inline is not None else part(self.held[file.path], file)
 
-    def keep(self, snapshots, before):
-        """Remove the files of the checkpoint before that the newest one does not name."""
-        for path in _named(before) - _named(snapshots):
+    def keep(self, snapshots, oldest):
+        """Remove the files of the oldest checkpoint that the later ones do not name."""
+        for path in _named(oldest) - _named(snapshots):
             del self.held[path]
 
 

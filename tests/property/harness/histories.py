@@ -19,7 +19,9 @@ def step(name, *arguments, times=1):
 
 
 CHECKPOINTS = [*step("freeze"), *step("finish", OUTCOMES), *step("lose", LOST), *step("compact", st.booleans())]
-CRASHES = [*step("start", st.integers(1, 4)), *step("start_prepared", st.integers(1, 4))]
+#: Starts of prepared state, and how many checkpoints it had loaded before.
+PREPARED = {"start_prepared": 1, "start_in_rounds": 2}
+CRASHES = [one for name in ("start", *PREPARED) for one in step(name, st.integers(1, 4))]
 FETCHES = [*step("begin_fetch"), *step("end_fetch")]
 
 
@@ -42,8 +44,8 @@ def play(history, steps, job):
         if name == "lose":  # what it froze waits for the next one
             do("freeze")
             do("finish", *arguments)
-        elif name == "start_prepared":
-            job.prepares = True
+        elif name in PREPARED:
+            job.prepares = PREPARED[name]
             do("start", *arguments)
         else:
             do(name, *arguments)

@@ -68,7 +68,7 @@ class Job:
     was opened; `create` makes one of a kind.
     """
 
-    #: How often prepared state was used, by kind of operator.
+    #: How often a later checkpoint was added to prepared state, by kind of operator.
     advanced = Counter()
 
     def __init__(self, spec, inputs, keys, model, backend=MEMORY, *, clock=None, opened=None, create=create_operator):
@@ -80,11 +80,13 @@ class Job:
         self.files = Files()
         self.clock = clock or ManualClock(start_ms=0)
         self.hash = _hashes(inputs[0], keys)
-        self.complete = self.earlier = Complete((), (), pickle.dumps(model))
+        self.complete = Complete((), (), pickle.dumps(model))
+        #: The two checkpoints before it, the older one first.
+        self.earlier = (self.complete, self.complete)
         self.checkpoint_id = self.attempt = 0
-        #: Whether the next start prepares the state of the checkpoint before the newest one.
-        self.prepares = False
-        #: What the clock showed when state was last prepared.
+        #: How many of these the next start prepares, one after the other.
+        self.prepares = 0
+        #: The latest time that the clock showed when state was last prepared.
         self.prepared_at = 0
         self.subtasks = []
         #: Pending output by operator, and the state that its rows wait for.
@@ -113,9 +115,10 @@ class Job:
         self.model = pickle.loads(self.complete.model)
         self.marks = [MIN_TIMESTAMP] * parallelism
         self.metrics = [OperatorMetrics() for _ in range(parallelism)]
-        prepared, self.prepares = self.prepares, False
+        rounds, self.prepares = self.earlier[2 - self.prepares :], 0
         for subtask in range(parallelism):
-            store = self.prepared(subtask, parallelism) if prepared else self.store(self.complete, subtask, parallelism)
+            store = self.store((*rounds, self.complete)[0], subtask, parallelism)
+            store = self.prepared(store, rounds, subtask, parallelism)
             operator = self.open(subtask, parallelism, store, self.complete)
             store.finish_restore()
             self.queues[id(operator)], self.fetched[id(operator)] = self.pending
@@ -123,18 +126,24 @@ class Job:
                 self.opened(operator)
             self.subtasks.append((operator, store))
 
-    def prepared(self, subtask, parallelism):
-        """Return the state of a subtask that loaded the checkpoint before when that, or the newest one, was taken."""
-        store, now = self.store(self.earlier, subtask, parallelism), dict(vars(self.clock))
-        vars(self.clock).update((self.complete if self.attempt % 2 else self.earlier).clock)
-        self.prepared_at = self.clock.now_ms()
-        self.open(subtask, parallelism, store, self.earlier).close()
-        vars(self.clock).update(now)
-        if store.advance(self.clipped(self.complete, hash_range_of(subtask, parallelism, KEY_GROUPS))):
-            self.advanced[self.spec.kind] += 1
-            return store
-        store.close()
-        return self.store(self.complete, subtask, parallelism)
+    def prepared(self, store, rounds, subtask, parallelism):
+        """Return the newest state of a subtask whose state was loaded at the first of some earlier checkpoints.
+
+        The clock showed the time of each of these checkpoints, or of the newest one.
+        """
+        now = dict(vars(self.clock))
+        self.prepared_at = 0 if rounds else self.prepared_at
+        for loaded, following in zip(rounds, [*rounds, self.complete][1:], strict=True):
+            vars(self.clock).update((self.complete if self.attempt % 2 else loaded).clock)
+            self.prepared_at = max(self.prepared_at, self.clock.now_ms())
+            self.open(subtask, parallelism, store, loaded).close()
+            vars(self.clock).update(now)
+            if store.advance(self.clipped(following, hash_range_of(subtask, parallelism, KEY_GROUPS))):
+                self.advanced[self.spec.kind] += 1
+            else:
+                store.close()
+                store = self.store(following, subtask, parallelism)
+        return store
 
     def clipped(self, complete, owned):
         """Return the keyed state of a checkpoint in a range of hashes."""
@@ -287,11 +296,9 @@ class Job:
         if outcome != "done":
             return
         operator = tuple((subtask, _saved(state)) for subtask, one in enumerate(taken) for state in one.operator)
-        self.files.keep((*self.complete.keyed, *keyed), self.earlier.keyed)
-        self.earlier, self.complete = (
-            self.complete,
-            Complete(keyed, operator, model, len(taken), dict(vars(self.clock))),
-        )
+        self.files.keep((*self.earlier[1].keyed, *self.complete.keyed, *keyed), self.earlier[0].keyed)
+        self.earlier = (self.earlier[1], self.complete)
+        self.complete = Complete(keyed, operator, model, len(taken), dict(vars(self.clock)))
         for operator in self.operators:
             operator.notify_complete(CommitPermit("j", "r", 1, checkpoint_id, checkpoint_id))
         for store in self.stores:
