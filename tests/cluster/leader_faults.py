@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import threading
 import time
 import urllib.request
@@ -160,7 +161,6 @@ def figures(found):
     shown = {}
     for what, seconds in groups.items():
         if seconds:
-            ordered = sorted(seconds)
-            shown[what] = {"times": len(ordered), "p50_s": round(ordered[len(ordered) // 2], 2)}
-            shown[what]["largest_s"] = round(ordered[-1], 2)
+            median, largest = round(statistics.median(seconds), 2), round(max(seconds), 2)
+            shown[what] = {"times": len(seconds), "p50_s": median, "largest_s": largest}
     return shown
