@@ -575,7 +575,9 @@ def _of_earlier_jobs(job: KnownJob) -> tuple[Entry, ...]:
 
 
 def _exceptions(job: KnownJob) -> tuple[ExceptionView, ...]:
-    return job.archive.exceptions if job.archive else job_views.exceptions_of(job.record, job.master)
+    if job.archive is not None:
+        return job.archive.exceptions
+    return job_views.exceptions_of(job.record, job.master, () if job.driver is None else job.driver.failures)
 
 
 def _last_workers(job: KnownJob) -> tuple[LastWorkerView, ...]:

@@ -36,6 +36,7 @@ from penstock.jobmanager.dispatcher import Dispatcher, DispatcherParts
 from penstock.jobmanager.jobs.job_archive import JobArchive
 from penstock.jobmanager.jobs.job_store import JobStore
 from penstock.jobmanager.jobs.job_views import checkpoints_of, summary_of
+from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages.views import ExceptionView
 
 GRAPH = make_graph()
@@ -287,6 +288,7 @@ async def test_a_job_is_cancelled_before_its_recovery_has_started_it(
         slow[0] = True
         dispatcher._jobs[JOB].driver._break(RuntimeError("an internal error"))
     await asyncio.wait_for(sealing.wait(), DEADLINE_S)
+    assert [failure.error for failure in dispatcher.exceptions(JOB)] == ["RuntimeError: an internal error"] * known
     await dispatcher.cancel(JOB)
     assert dispatcher.summary(JOB).state == "CREATED"
     released.set()
@@ -325,6 +327,25 @@ async def test_an_internal_error_in_one_job_is_shown_there_and_another_driver_re
     assert "Traceback" in failure.detail
     assert failure.error in caplog.text
     assert [e.text for e in await dispatcher.story(JOB) if e.kind == "failure"] == [failure.error]
+
+
+async def test_a_job_whose_master_raises_under_each_driver_fails_with_the_traceback(started, monkeypatch):
+    dispatcher, _ = started
+    handle = JobMaster.handle
+
+    def raising(master, event, now_ms):
+        if master.identity.job_id == JOB:
+            raise ZeroDivisionError("planted")
+        return handle(master, event, now_ms)
+
+    monkeypatch.setattr(JobMaster, "handle", raising)
+    await dispatcher.cancel(JOB)
+    await dispatcher._jobs[JOB].driver.ended.wait()
+    await settled(dispatcher)
+    assert dispatcher.summary(JOB).state == "FAILED"
+    failures = dispatcher.exceptions(JOB)
+    assert {failure.error for failure in failures} == {"ZeroDivisionError: planted"}
+    assert "in raising" in failures[0].detail
 
 
 async def test_the_lease_of_one_job_that_another_cluster_took_ends_no_other_job(started):

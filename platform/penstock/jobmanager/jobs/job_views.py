@@ -9,6 +9,7 @@ import msgspec
 from penstock.checkpoint.ha_records import JobRecord
 from penstock.graph.job_graph import JobGraph, JobVertex, KeyGroup, required_slots
 from penstock.graph.rescale import declared_slots, is_adaptive, least_parallelism, least_slots
+from penstock.jobmanager.change.decisions import Failure
 from penstock.jobmanager.deploy.deployment import Deployment, publishing_sinks
 from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.jobs.recorded_jobs import start_options_of
@@ -140,12 +141,13 @@ def checkpoints_of(record: JobRecord, master: JobMaster | None) -> CheckpointsVi
     return msgspec.structs.replace(view, latest_restored=restored, rows_published=published)
 
 
-def exceptions_of(record: JobRecord, master: JobMaster | None) -> tuple[ExceptionView, ...]:
-    """Return the failures, newest first."""
-    if master is None:
-        return (ExceptionView(at_ms=record.ended_ms, error=record.error),) if record.error else ()
-    rejected = master.job_change.upgrading.rejected
-    return tuple(
+def exceptions_of(
+    record: JobRecord, master: JobMaster | None, earlier: tuple[Failure, ...] = ()
+) -> tuple[ExceptionView, ...]:
+    """Return the failures, newest first; `earlier` are those under earlier drivers, which a master also has."""
+    failures = earlier if master is None else tuple(master.failures)
+    rejected = {} if master is None else master.job_change.upgrading.rejected
+    views = tuple(
         ExceptionView(
             at_ms=f.at_ms,
             error=f.error,
@@ -155,8 +157,11 @@ def exceptions_of(record: JobRecord, master: JobMaster | None) -> tuple[Exceptio
             taskmanager_id=f.taskmanager_id,
             rolled_back_ms=rejected.get(f.run_id, -1),
         )
-        for f in master.failures
+        for f in failures
     )
+    if master is None and record.error and not (views and views[0].error.endswith(record.error)):
+        return (ExceptionView(at_ms=record.ended_ms, error=record.error), *views)
+    return views
 
 
 def last_workers_of(master: JobMaster) -> tuple[LastWorkerView, ...]:
