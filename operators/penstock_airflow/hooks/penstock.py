@@ -1,7 +1,8 @@
 """The hook of every operator, sensor and trigger: a connection of type `penstock` as a client of its REST API.
 
-A connection has the host and port of a JobManager (several hosts: with commas between them); `schema` is `http`
-(default) or `https`; its password is the API token. Its extra fields: `timeout` (time limit of a request in seconds),
+A connection has the host and port of a JobManager; with standbys, the hosts of all with commas between them, each with
+`:port` where it differs. `schema` is `http` (default) or `https`; its password is the API token. Its extra fields:
+`timeout` (time limit of a request in seconds),
 `job_page` (target of task links, with `{url}` and `{job_id}`), `python` (interpreter on Airflow's workers with the
 packages of job files), `ca` (file with trusted certificates).
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from penstock.core.errors import PenstockError, UsageError
 
 _T = TypeVar("_T")
 _PORT = 8081
+_HOST = re.compile(r"([^\s/:@,]+)(:\d+)?")
 _JOB_PAGE = "{url}/ui/#/jobs/{job_id}"
 _TIMEOUT_SECONDS, _LONGEST_SECONDS = 30.0, 86_400.0
 
@@ -65,9 +68,10 @@ def place_of(connection: Connection, named: str = "") -> ClusterConnection:
     scheme = connection.schema or "http"
     if not connection.host:
         raise UsageError(f"{name} has no host", hint="give the host of the JobManager's REST API")
-    if any(mark in connection.host for mark in "/:@"):
+    hosts = [_HOST.fullmatch(host.strip()) for host in connection.host.split(",")]
+    if None in hosts:
         msg = f"{name} has the host {connection.host!r}"
-        raise UsageError(msg, hint="give only the name or IPv4 address; scheme and port have separate fields")
+        raise UsageError(msg, hint="give names or IPv4 addresses, such as a or a:8081,b:8082; the scheme has its field")
     if scheme not in ("http", "https"):
         raise UsageError(f"{name} has the schema {scheme!r}", hint="http or https")
     try:
@@ -76,9 +80,9 @@ def place_of(connection: Connection, named: str = "") -> ClusterConnection:
         timeout = 0.0
     if not 0 < timeout <= _LONGEST_SECONDS:  # rejects `nan` too
         raise UsageError(f"{name} has the time-out {extra['timeout']!r}", hint="give seconds, such as 30, up to a day")
-    hosts = connection.host.split(",")
+    default = f":{connection.port or _PORT}"
     return ClusterConnection(
-        url=",".join(f"{scheme}://{host.strip()}:{connection.port or _PORT}" for host in hosts),
+        url=",".join(f"{scheme}://{host[1]}{host[2] or default}" for host in hosts if host),
         token=connection.password or "",
         timeout_seconds=timeout,
         job_page=extra.get("job_page") or _JOB_PAGE,

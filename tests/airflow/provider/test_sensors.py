@@ -1,6 +1,8 @@
 """Sensors, the hook and job events against a real cluster."""
 
 import asyncio
+import contextlib
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -12,6 +14,7 @@ from tests.airflow.provider.stand_in import Instance, fired
 from tests.support.waiting import DEADLINE_S, wait_until
 
 from penstock.client.handle import JobHandle
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.core.clock import ManualClock
 from penstock.core.errors import PenstockError, UsageError
 from penstock_airflow.conditions import Answer, WatermarkAt, encoded
@@ -93,10 +96,39 @@ def test_what_a_connection_says():
     assert "secret" not in repr(place)
 
 
+def test_a_connection_to_several_jobmanagers():
+    place = place_of(Connection(conn_id="c", conn_type="penstock", host="a, b:8082,c", port=9))
+    assert place.url == "http://a:9,http://b:8082,http://c:9"
+
+
+def leader(hook):
+    """Return the URL of the leader; empty while there is none."""
+    with contextlib.suppress(PenstockError):
+        return (hook.run(lambda client: client.leader()) or {}).get("url", "")
+    return ""
+
+
+def test_a_hook_follows_a_change_of_leader(tmp_path, monkeypatch):
+    config = LocalClusterConfig(taskmanagers=0, jobmanagers=2, directory=tmp_path, restart_dead=False)
+    with LocalCluster(config) as cluster:
+        hosts = cluster.address.replace("http://", "")
+        monkeypatch.setenv("AIRFLOW_CONN_TWO", json.dumps({"conn_type": "penstock", "host": hosts}))
+        hook, first = PenstockHook("two"), cluster.jobmanager
+        wait_until(lambda: hook.run(lambda client: client.standbys()), "the standby", step=0.1)
+        assert leader(hook) == cluster.rest_url
+        first.kill()
+        second = cluster.address.rpartition(",")[2]
+        wait_until(lambda: leader(hook) == second, "the standby to lead", step=0.1)
+        assert asyncio.run(hook.arun(lambda client: client.overview()))["taskmanagers"] == 0
+        first.start()
+        wait_until(lambda: hook.run(lambda client: client.standbys()), "the killed one as a standby", step=0.1)
+        assert leader(hook) == second
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"host": ""}, {"host": "http://h"}, {"host": "h:8081"}, {"schema": "ftp"}),
+        *({"host": ""}, {"host": "http://h"}, {"host": "h:p"}, {"host": "a,,b"}, {"schema": "ftp"}),
         *({"extra": f'{{"timeout": {timeout}}}'} for timeout in ('"soon"', "-1", '"nan"', "1e400", "[1]")),
     ],
 )
