@@ -1,8 +1,11 @@
 """The lease of a cluster's leader: who leads an HA root, where it is reached, and when a standby takes over.
 
-`jobmanager.leadership` renews it or watches it. Safety does not depend on it: the leader's generation, taken in
-`ha_records`, fences every write of an earlier leader. The lease decides only when a standby takes the next generation,
-and compares no clocks of two machines: a standby measures how long the count of renewals has not moved.
+`jobmanager.leadership` renews it or watches it. It is in the HA root or in another `LeaseStore`. The HA root then
+has a copy without renewals, by which clients and TaskManagers find the leader.
+
+Safety does not depend on it: the leader's generation, taken in `ha_records`, fences every write of an earlier leader.
+The lease decides only when a standby takes the next generation, and compares no clocks of two machines: a standby
+measures how long the count of renewals has not moved.
 """
 
 from __future__ import annotations
@@ -10,11 +13,11 @@ from __future__ import annotations
 import msgspec
 
 from penstock.checkpoint.ha_records import LeaderRecord, newest_generation, take_generation
-from penstock.checkpoint.job_lease import LeaseHolder
-from penstock.checkpoint.store import ObjectStore
+from penstock.checkpoint.job_lease import LeaseHolder, has_exited
+from penstock.checkpoint.store import LeaseStore, ObjectStore
 from penstock.checkpoint.stores import open_store
 from penstock.config.settings import ClusterSettings
-from penstock.core.errors import LeadershipLostError, NoJobManagerError, StorageError
+from penstock.core.errors import LeadershipLostError, NoJobManagerError, StorageError, UsageError
 from penstock.core.structs import prepare
 
 LEASE = "leader.json"
@@ -36,6 +39,8 @@ class LeaderLease(msgspec.Struct, frozen=True, kw_only=True):
     ttl_ms: int = TTL_MS
     #: The leader has ended or hands over: a standby takes over at once.
     released: bool = False
+    #: Where the lease is renewed; empty: in the HA root.
+    election: str = ""
 
 
 prepare(LeaderLease)
@@ -78,7 +83,7 @@ class LeaseWatch:
         self.taken, self._since_ms = generation, now_ms
 
 
-def read_lease(store: ObjectStore) -> LeaderLease | None:
+def read_lease(store: LeaseStore) -> LeaderLease | None:
     """Return the lease; None if there is none. Raises StorageError."""
     found = _read(store)
     return None if found is None else found[0]
@@ -96,10 +101,28 @@ def leader_of(ha_root: str) -> LeaderLease:
     return lease
 
 
-def take_lead(store: ObjectStore, mine: LeaderLease, above: int) -> tuple[LeaderLease | None, int]:
+def require_election(store: ObjectStore, mine: LeaderLease) -> None:
+    """Require that the leader of the HA root is elected where this process takes part.
+
+    Two elections would replace each other's leader again and again.
+
+    Raises:
+        UsageError: it is elected elsewhere. StorageError.
+    """
+    found = read_lease(store)
+    if found is None or found.election == mine.election or found.released or has_exited(found.holder, mine.holder):
+        return
+    msg = f"the leader of {store.uri} is elected in {found.election or 'the HA root'}"
+    hint = f"give all its JobManagers the same leader_election; if none runs, delete {store.uri}/{LEASE}"
+    raise UsageError(msg, hint=hint)
+
+
+def take_lead(
+    store: ObjectStore, mine: LeaderLease, above: int, leases: LeaseStore | None = None
+) -> tuple[LeaderLease | None, int]:
     """Take the generation after `above` and write the lease; return it, or None and the generation that is newer.
 
-    `above` is `LeaseWatch.above`.
+    `above` is `LeaseWatch.above`; `leases`: where the lease is, unless in the HA root.
 
     Raises:
         LeadershipLostError: a newer generation was taken meanwhile. StorageError.
@@ -110,10 +133,10 @@ def take_lead(store: ObjectStore, mine: LeaderLease, above: int) -> tuple[Leader
     record = LeaderRecord(generation=newest + 1, jobmanager_id=mine.jobmanager_id, pid=mine.holder.pid)
     if not take_generation(store, record):
         return None, newest + 1
-    return write_lease(store, msgspec.structs.replace(mine, generation=newest + 1)), newest + 1
+    return write_lease(leases or store, msgspec.structs.replace(mine, generation=newest + 1)), newest + 1
 
 
-def write_lease(store: ObjectStore, mine: LeaderLease) -> LeaderLease:
+def write_lease(store: LeaseStore, mine: LeaderLease) -> LeaderLease:
     """Write the lease over that of an older generation, or over an earlier one of `mine`; return it.
 
     Raises:
@@ -147,7 +170,7 @@ def released(lease: LeaderLease) -> LeaderLease:
     return msgspec.structs.replace(lease, renewals=lease.renewals + 1, released=True)
 
 
-def _read(store: ObjectStore) -> tuple[LeaderLease, str] | None:
+def _read(store: LeaseStore) -> tuple[LeaderLease, str] | None:
     try:
         data, etag = store.read_with_etag(LEASE)
     except FileNotFoundError:

@@ -9,15 +9,33 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class ObjectStore(Protocol):
-    """A store of whole objects under keys.
+class LeaseStore(Protocol):
+    """The interface of the election of a leader: small JSON objects, written by compare-and-set.
 
-    Every method raises `StorageError` (with the URI) when the store cannot be reached or refuses.
+    Each write is atomic, and a read sees every write that was answered before. Methods raise `StorageError` when the
+    outcome is unknown: the write may take effect later. Implementations: `checkpoint.kubernetes_leases`, and every
+    `ObjectStore`.
     """
 
     @property
     def uri(self) -> str:
-        """Return the root URI."""
+        """Return the place, for messages."""
+
+    def read_with_etag(self, key: str) -> tuple[bytes, str]:
+        """Return an object and its version tag for `put_if_match`. Raises FileNotFoundError."""
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write only if the key does not exist; return False if it does."""
+
+    def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
+        """Replace only the version `etag`; return False if the object has another version or does not exist."""
+
+
+class ObjectStore(LeaseStore, Protocol):
+    """A store of whole objects under keys.
+
+    Every method raises `StorageError` (with the URI) when the store cannot be reached or refuses.
+    """
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return (part of) an object.
@@ -33,17 +51,8 @@ class ObjectStore(Protocol):
             FileNotFoundError: no such key.
         """
 
-    def read_with_etag(self, key: str) -> tuple[bytes, str]:
-        """Return an object and its version tag for `put_if_match`. Raises FileNotFoundError."""
-
     def put(self, key: str, data: bytes) -> None:
         """Write or replace, atomically."""
-
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write only if the key does not exist; return False if it does."""
-
-    def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
-        """Replace only the version `etag`; return False if the object has another version or does not exist."""
 
     def delete(self, key: str) -> None:
         """Remove the object; an absent one is fine."""

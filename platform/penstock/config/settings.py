@@ -249,6 +249,8 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     worker_lease_ms: int = 4_000
     #: A leader that does not renew its lease for this long is replaced by a standby.
     leader_lease_ms: int = 2_500
+    #: Where the leader is elected: `kubernetes://NAMESPACE/NAME`, a Lease; empty: in the HA root.
+    leader_election: str = ""
     #: How long a new leader waits for the running workers of a job before it restarts the job; 0: it restarts it.
     reconcile_timeout_ms: int = 2_000
     #: Largest number of slots the cluster can have; a larger job is refused. 0: unknown.

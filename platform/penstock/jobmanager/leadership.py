@@ -18,6 +18,7 @@ from penstock.checkpoint.leader_lease import (
     read_lease,
     released,
     renewed,
+    require_election,
     take_lead,
     write_lease,
 )
@@ -29,7 +30,7 @@ from penstock.checkpoint.standby_records import (
     remove_standby,
     write_standby,
 )
-from penstock.checkpoint.store import ObjectStore
+from penstock.checkpoint.store import LeaseStore, ObjectStore
 from penstock.core.clock import Clock
 from penstock.core.errors import LeadershipLostError, PenstockError
 
@@ -41,9 +42,22 @@ _LOOKS = 6
 class Leadership:
     """The election as seen by one process; used on one event loop."""
 
-    def __init__(self, store: ObjectStore, mine: LeaderLease, clock: Clock, log: Callable[[str], None]) -> None:
-        """Take the lease to write when this process leads; its generation is chosen then."""
+    def __init__(
+        self,
+        store: ObjectStore,
+        mine: LeaderLease,
+        clock: Clock,
+        log: Callable[[str], None],
+        leases: LeaseStore | None = None,
+    ) -> None:
+        """Take the lease to write when this process leads; its generation is chosen then.
+
+        `store` is the HA root; `leases`: where the leader is elected, unless there.
+        """
         self._store, self._mine, self._clock, self._log = store, mine, clock, log
+        self._leases: LeaseStore = leases or store
+        #: Where the lease is written when it is published or released.
+        self._places = (self._leases, *([] if leases is None else [store]))
         self._held: LeaderLease | None = None
         self._confirmed_ms = 0.0
         self._renewing = asyncio.Lock()
@@ -66,8 +80,9 @@ class Leadership:
         """Wait until this process leads; False if `stopping` was set before. A store that fails is asked again.
 
         Raises:
-            PenstockError: the store cannot be read at the first look.
+            PenstockError: the store cannot be read at the first look, or the leader is elected elsewhere.
         """
+        await asyncio.to_thread(require_election, self._store, self._mine)
         watch, reported = LeaseWatch(self._mine.ttl_ms), ""
         while not stopping.is_set():
             try:
@@ -91,12 +106,12 @@ class Leadership:
 
     async def _look(self, watch: LeaseWatch) -> bool:
         asked_ms = self._clock.monotonic_ms()
-        lease = self.leader = await asyncio.to_thread(read_lease, self._store)
+        lease = self.leader = await asyncio.to_thread(read_lease, self._leases)
         exited = lease is not None and has_exited(lease.holder, self._mine.holder)
         if not watch.lapsed(lease, asked_ms, self._clock.monotonic_ms(), exited=exited):
             return False
         asked_ms = self._clock.monotonic_ms()
-        held, newest = await asyncio.to_thread(take_lead, self._store, self._mine, watch.above)
+        held, newest = await asyncio.to_thread(take_lead, self._store, self._mine, watch.above, self._leases)
         if held is None:
             watch.lost(newest, self._clock.monotonic_ms())
             return False
@@ -153,6 +168,8 @@ class Leadership:
         async with self._renewing:
             self._held = self.leader = msgspec.structs.replace(self._held, rpc=rpc)
         await self.renew()
+        for place in self._places[1:]:
+            await asyncio.to_thread(write_lease, place, self._held)
 
     async def renew(self) -> None:
         """Renew the lease.
@@ -165,10 +182,10 @@ class Leadership:
                 raise LeadershipLostError("this JobManager is ending", hint="try again: a standby takes over")
             wanted, asked_ms = renewed(self._held), self._clock.monotonic_ms()
             try:
-                self._held = await asyncio.to_thread(write_lease, self._store, wanted)
+                self._held = await asyncio.to_thread(write_lease, self._leases, wanted)
             except LeadershipLostError:
                 with contextlib.suppress(PenstockError):
-                    self.leader = await asyncio.to_thread(read_lease, self._store)
+                    self.leader = await asyncio.to_thread(read_lease, self._leases)
                 raise
             self._confirmed_ms, self.leader = asked_ms, self._held
 
@@ -206,5 +223,6 @@ class Leadership:
             if self._held is None or self._held.released:
                 return
             self._held = released(self._held)
-            with contextlib.suppress(PenstockError):
-                await asyncio.to_thread(write_lease, self._store, self._held)
+            for place in self._places:
+                with contextlib.suppress(PenstockError):
+                    await asyncio.to_thread(write_lease, place, self._held)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import traceback
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ import msgspec
 
 from penstock.checkpoint.ha_records import cluster_id
 from penstock.checkpoint.job_lease import this_process
+from penstock.checkpoint.kubernetes_leases import KubernetesLeases
 from penstock.checkpoint.leader_lease import LeaderLease
 from penstock.checkpoint.stores import open_store, place_of
 from penstock.core.clock import Clock, SystemClock
@@ -110,8 +112,12 @@ class JobManager:
             holder=holder,
             rest=config.rest_url,
             ttl_ms=settings.leader_lease_ms,
+            election=settings.leader_election,
         )
-        self.leadership = Leadership(store, lease, self._clock, _log)
+        leases = None
+        if settings.leader_election:
+            leases = KubernetesLeases(settings.leader_election, os.environ, self._clock)
+        self.leadership = Leadership(store, lease, self._clock, _log, leases)
         if later_ms:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), later_ms / 1000)
