@@ -58,7 +58,7 @@ for region in range({regions}):
     orders = env.from_source(
         DatagenSource(splits=1, users=20, rows_per_second=400),
         watermarks=ps.WatermarkStrategy.monotonic(timestamp="ts"), uid=f"orders-{{region}}",
-    )
+    ).slot_sharing_group(f"region-{{region}}")
     counted = orders.key_by("user_id").process(Count(f"{folder}/processed-{{region}}")).uid(f"count-{{region}}")
     counted.sink_to(FileSink(f"{folder}/out-{{region}}"), uid=f"out-{{region}}")
 env.execute("regions")

@@ -70,6 +70,8 @@ class Plan:
     fetch_ms: float = 0.0
     #: Unconnected pipelines of the job: each reads every n-th partition, from its own topic.
     regions: int = 1
+    #: Whether they share slots: a lost worker then fails all of them.
+    shared_slots: bool = False
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Plan:
@@ -132,8 +134,9 @@ class Plan:
         self.fetch_ms = chance.choice([0.0, 10.0, 60.0])
 
     def draw_regions(self, chance: random.Random) -> None:
-        """Draw how many regions the job has."""
+        """Draw how many regions the job has, and whether they share slots."""
         self.split(chance.choice([1, 1, 2, 2, 3]), chance)
+        self.shared_slots = chance.random() < 0.2
 
     def split(self, regions: int, chance: random.Random) -> None:
         """Give the job that many regions, with a partition each at least; their windows differ by the user."""
@@ -208,6 +211,8 @@ class Plan:
         for number, (topic, partitions) in enumerate(self.topics.items()):
             source = _Source(topic, [len(rows) for rows in partitions])
             orders = env.from_source(source, watermarks=strategy, uid=topic)
+            if number and not self.shared_slots:
+                orders.slot_sharing_group(f"region-{number + 1}")
             totals = self.windows(orders).uid(f"totals-{number}") if number else self.totals(orders)
             totals.sink_to(_Sink(), uid=f"out-{number}" if number else "out")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex, KeyGroup, OperatorSpec, connected_components
+from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex, KeyGroup, OperatorSpec
 from penstock.graph.stream_graph import StreamEdge, StreamGraph, StreamNode
 from penstock.graph.validation import validate
 
@@ -34,7 +34,7 @@ _STATE_CONFIG = {
 }
 #: Keys that were added to a configuration later: hashed only where they are given.
 _ADDED = {"interval_join": ("how",)}
-#: Slot sharing group of a job's first region; further regions are `region-2`, `region-3`...
+#: Slot sharing group of operators without one, also of unconnected pipelines: they share slots.
 DEFAULT_GROUP = "default"
 
 
@@ -96,17 +96,11 @@ def _edge_schema(schema: str) -> str:
 
 
 def slot_sharing_groups(graph: StreamGraph) -> dict[int, str]:
-    """Return node id -> slot sharing group: as written, else the inputs' common one, else the region's own."""
-    regions = connected_components([n.id for n in graph.nodes], [(e.source, e.target) for e in graph.edges])
-    own = {
-        node: DEFAULT_GROUP if index == 0 else f"region-{index + 1}"
-        for index, region in enumerate(regions)
-        for node in region
-    }
+    """Return node id -> slot sharing group: as written, else the inputs' common one, else the default."""
     groups: dict[int, str] = {}
     for node in graph.nodes:
         inherited = {groups[e.source] for e in graph.in_edges(node.id)}
-        groups[node.id] = node.slot_sharing_group or (inherited.pop() if len(inherited) == 1 else own[node.id])
+        groups[node.id] = node.slot_sharing_group or (inherited.pop() if len(inherited) == 1 else DEFAULT_GROUP)
     return groups
 
 

@@ -39,7 +39,7 @@ class StreamNode(msgspec.Struct, frozen=True, kw_only=True):
     operator: OperatorSpec
     #: None: the environment's parallelism.
     parallelism: int | None = None
-    #: None: that of the inputs, else the region's own.
+    #: None: that of the inputs, else the default one.
     slot_sharing_group: str | None = None
     chaining: bool = True
     #: Side outputs the operator can write: tag -> schema as text.

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.graph.chaining import vertex_id_of
-from penstock.graph.job_graph import Broadcast, Forward, KeyGroup, Rebalance, decode_graph, encode_graph
+from penstock.graph.job_graph import Broadcast, Forward, KeyGroup, Rebalance, decode_graph, encode_graph, required_slots
 from penstock.graph.stream_graph import Upstream
 
 
@@ -96,14 +96,24 @@ def test_vertex_ids_are_those_of_the_first_uid(graphs):
     assert int(vertex.id, 16) > 0
 
 
-def test_every_region_has_a_slot_sharing_group_of_its_own(graphs):
+def test_unconnected_pipelines_share_slots_unless_one_has_another_group(graphs):
     graphs.sink(graphs.source("a"), name="s")
     graphs.sink(graphs.window(graphs.source("b"), "w"), name="t")
-    assert [(v.name, v.slot_sharing_group) for v in graphs.job_graph().vertices] == [
+    graphs.sink(graphs.source("c", slot_sharing_group="alone"), name="u")
+    graph = graphs.job_graph()
+    assert [(v.name, v.slot_sharing_group) for v in graph.vertices] == [
         ("a -> s", "default"),
-        ("b", "region-2"),
-        ("w -> t", "region-2"),
+        ("b", "default"),
+        ("w -> t", "default"),
+        ("c -> u", "alone"),
     ]
+    assert required_slots(graph) == 2 + 2
+
+
+def test_inputs_of_two_groups_meet_in_the_default_one(graphs):
+    a, b = graphs.source("a", slot_sharing_group="x"), graphs.source("b", slot_sharing_group="y")
+    graphs.sink(a, b, name="s")
+    assert [v.slot_sharing_group for v in graphs.job_graph().vertices] == ["x", "y", "default"]
 
 
 def test_the_graph_survives_its_wire_form(graphs):

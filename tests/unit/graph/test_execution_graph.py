@@ -132,10 +132,11 @@ def test_slots_hold_one_subtask_of_each_vertex_of_a_group(graphs):
     )
 
 
-def test_slots_of_regions_are_added_up(graphs):
+@pytest.mark.parametrize(("group", "slots"), [(None, 3), ("alone", 3 + 2)])
+def test_slots_of_groups_are_added_up(graphs, group, slots):
     main_job(graphs)
-    graphs.sink(graphs.source("b"), name="t")
-    assert required_slots(graphs.job_graph()) == 3 + 2
+    graphs.sink(graphs.source("b", slot_sharing_group=group), name="t")
+    assert required_slots(graphs.job_graph()) == slots
 
 
 def test_a_side_output_is_an_edge_of_its_own(graphs):

@@ -8,9 +8,10 @@ from penstock.graph.job_graph import regions, slots_of
 
 @pytest.fixture
 def graph(graphs):
-    """Three unconnected pipelines of two vertices."""
+    """Three unconnected pipelines of two vertices, in slots of their own."""
     for number in range(3):
-        graphs.sink(graphs.window(graphs.source(f"in{number}"), f"w{number}", parallelism=3), name=f"out{number}")
+        source = graphs.source(f"in{number}", slot_sharing_group=f"group-{number}")
+        graphs.sink(graphs.window(source, f"w{number}", parallelism=3), name=f"out{number}")
     return graphs.job_graph()
 
 
@@ -28,6 +29,13 @@ def test_regions_that_share_a_worker_restart_together(graph):
     placement = placed(graph)
     placement[second[0], 0] = placement[first[0], 0]
     assert failover_regions(graph, placement) == ((*first, *second), third)
+
+
+def test_pipelines_that_share_slots_restart_together(graphs):
+    for number in range(2):
+        graphs.sink(graphs.source(f"in{number}"), name=f"out{number}")
+    graph = graphs.job_graph()
+    assert failover_regions(graph, placed(graph)) == (tuple(vertex.id for vertex in graph.vertices),)
 
 
 def test_the_parts_of_a_job_have_its_vertices_edges_and_settings(graph):
