@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from penstock.api.windows.windows import Session as Session
     from penstock.api.windows.windows import Sliding as Sliding
     from penstock.api.windows.windows import Tumbling as Tumbling
+    from penstock.config.settings import ResourceProfile as ResourceProfile
     from penstock.config.settings import RestartStrategy as RestartStrategy
     from penstock.core.errors import GraphError as GraphError
     from penstock.core.errors import JobFailedError as JobFailedError
@@ -124,7 +125,7 @@ _MODULES = {
     "penstock.api.watermarks": ["WatermarkStrategy"],
     "penstock.api.windows.windowing": ["evictor", "trigger"],
     "penstock.api.windows.windows": ["Cumulative", "Global", "Session", "Sliding", "Tumbling"],
-    "penstock.config.settings": ["RestartStrategy"],
+    "penstock.config.settings": ["ResourceProfile", "RestartStrategy"],
     "penstock.core.errors": ["GraphError", "JobFailedError", "PenstockError", "UsageError"],
     "penstock.core.schema": ["Precision", "Schema"],
     "penstock.eventtime.strategy": ["WatermarkGenerator"],

@@ -33,6 +33,7 @@ env = ps.Environment(
     buffer_timeout="100ms",
     managed_memory="256MB",
     restart=ps.RestartStrategy(kind="fixed-delay", attempts=3, delay_ms=1000),
+    slot_resources=[ps.ResourceProfile(cpu_cores=0.5, managed_memory_bytes=1 << 28)],
     requirements=["numpy>=2"],
 )
 assert_type(ps.Environment.from_args(parallelism=2), ps.Environment)

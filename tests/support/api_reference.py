@@ -18,7 +18,7 @@ _HEAD = """# Python API
 """
 #: Headings and the names below them, in the order of the page; a test checks that no name is missing.
 _SECTIONS = {
-    "Jobs": "Environment RestartStrategy JobResult JobHandle JobExecutor",
+    "Jobs": "Environment ResourceProfile RestartStrategy JobResult JobHandle JobExecutor",
     "Streams": "DataStream KeyedStream WindowedStream AllWindowedStream ConnectedStreams BroadcastConnectedStream",
     "Rows and event time": "Schema Precision WatermarkStrategy WatermarkGenerator",
     "Windows": "Tumbling Sliding Cumulative Session Global trigger evictor Trigger TriggerResult Evictor WindowElement",
@@ -35,7 +35,7 @@ _SECTIONS = {
 #: Classes that a user makes, so that their arguments are shown.
 _MADE_BY_USERS = {
     *("Environment", "RestartStrategy", "Precision", "Tumbling", "Sliding", "Cumulative", "Session", "Global"),
-    *("StateTtlConfig", "JobHarness", "Fault"),
+    *("ResourceProfile", "StateTtlConfig", "JobHarness", "Fault"),
 }
 #: Inherited methods that are not part of a class's interface.
 _HIDDEN = {"mro", "copy", "dict", "json", "construct", "from_orm", "parse_obj", "parse_raw", "schema_json", "validate"}

@@ -23,6 +23,7 @@ from penstock.api.watermarks import WatermarkStrategy, code_of
 from penstock.config.config_file import configuration
 from penstock.config.settings import (
     JobSettings,
+    ResourceProfile,
     RestartStrategy,
     in_range,
     parse_bytes,
@@ -81,6 +82,7 @@ class SettingsKeywords(TypedDict, total=False):
     sink_pending_max: str | int
     sink_pending_max_epochs: int
     slot_priority: int
+    slot_resources: Sequence[ResourceProfile]
     restart: RestartStrategy | str
     show_values_in_errors: bool
     requirements: Sequence[str]

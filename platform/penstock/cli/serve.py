@@ -106,6 +106,7 @@ def taskmanager(options: Mapping[str, str]) -> int:
         data_host=settings.data_host,
         data_bind=settings.data_bind,
         metrics_port=settings.metrics_port,
+        cpu_cores=len(os.sched_getaffinity(0)) / settings.host_taskmanagers,
     )
     waits = WaitLines(lambda line: log_line("penstock.taskmanager", line), quiet_ms=_QUIET_MS)
     return run_taskmanager(config, lambda text: _announce(options.get("ready-file", ""), text), waits.note)

@@ -61,6 +61,20 @@ class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
         return {"exponential-delay": self.user_code_attempts, "fixed-delay": self.attempts, "none": 0}.get(self.kind)
 
 
+class ResourceProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """The least resources of the slots of one slot sharing group; 0: any amount."""
+
+    group: str = "default"
+    #: Cores of the TaskManager's host, divided by its slots.
+    cpu_cores: float = 0.0
+    #: Code, libraries and batches.
+    task_memory_bytes: int = 0
+    #: The guaranteed part.
+    network_memory_bytes: int = 0
+    #: State; workers get this much of it.
+    managed_memory_bytes: int = 0
+
+
 def fail_fast(settings: JobSettings) -> JobSettings:
     """Return the settings of a job that ends with its input: the first error of a user's function fails it."""
     restart = msgspec.structs.replace(settings.restart, user_code_attempts=0)
@@ -191,6 +205,8 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     combine_ratio: float = 0.1
     #: Jobs of a higher priority get slots first.
     slot_priority: int = 0
+    #: By slot sharing group.
+    slot_resources: tuple[ResourceProfile, ...] = ()
     restart: RestartStrategy = RestartStrategy()
     autoscaler: AutoscalerSettings = AutoscalerSettings()
     adaptive_scheduler: AdaptiveSchedulerSettings = AdaptiveSchedulerSettings()
@@ -232,6 +248,8 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_concurrent_checkpoints > 1 and (self.unaligned_checkpoints or self.checkpoint_min_pause_ms):
             other = "unaligned_checkpoints" if self.unaligned_checkpoints else "checkpoint_min_pause_ms"
             return f"max_concurrent_checkpoints is {self.max_concurrent_checkpoints}, but has to be 1 with {other}"
+        if any(min(msgspec.structs.astuple(profile)[1:]) < 0 for profile in self.slot_resources):
+            return "slot_resources is negative for a resource, but has to be at least 0"
         groups = {"autoscaler": self.autoscaler.fault, "adaptive_scheduler": self.adaptive_scheduler.fault}
         return next((f"{name}.{fault}" for name, fault in groups.items() if fault), "")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.core.errors import GraphError
 from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex, KeyGroup, OperatorSpec
 from penstock.graph.stream_graph import StreamEdge, StreamGraph, StreamNode
 from penstock.graph.validation import validate
@@ -46,6 +47,8 @@ def build_job_graph(graph: StreamGraph, *, complete: bool = True) -> JobGraph:
     """
     validate(graph, complete=complete)
     groups = slot_sharing_groups(graph)
+    if complete:
+        _check_resources(graph, set(groups.values()))
     chain_of: dict[int, int] = {}
     chains: dict[int, list[StreamNode]] = {}
     for node in graph.nodes:
@@ -75,6 +78,18 @@ def build_job_graph(graph: StreamGraph, *, complete: bool = True) -> JobGraph:
         settings=graph.settings,
         fingerprint=fingerprint(vertices, edges),
     )
+
+
+def _check_resources(graph: StreamGraph, groups: set[str]) -> None:
+    """Raise GraphError for resources of a group that no operator has, or for two profiles of one."""
+    names = [profile.group for profile in graph.settings.slot_resources]
+    for name in names:
+        if name not in groups:
+            msg = f"slot_resources: no operator is in the slot sharing group {name!r}"
+            raise GraphError(msg, hint=f"there are: {', '.join(sorted(groups))}")
+        if names.count(name) > 1:
+            msg = f"slot_resources has {names.count(name)} profiles of the slot sharing group {name!r}"
+            raise GraphError(msg, hint="give one profile to a group")
 
 
 def _edge_schema(schema: str) -> str:

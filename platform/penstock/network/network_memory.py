@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.config.managed_memory import megabytes, whole
+from penstock.config.slot_resources import megabytes, whole
 from penstock.core.errors import UsageError
 from penstock.network.credit import exclusive_bytes
 

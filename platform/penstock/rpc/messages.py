@@ -515,6 +515,8 @@ class RegisterTaskManager(Message, frozen=True, kw_only=True):
     #: host:port of its `/metrics` endpoint; empty: none.
     metrics_address: str = ""
     memory: MemoryParts = MemoryParts()
+    #: CPU cores of its part of the host; 0: unknown.
+    cpu_cores: float = 0.0
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):

@@ -51,6 +51,8 @@ class TaskManagerConfig:
     #: Port of `/metrics` on loopback; 0: a free one, which is reported to the JobManager.
     metrics_port: int = 0
     log_format: LogFormat = "text"
+    #: CPU cores of its part of the host; 0: unknown.
+    cpu_cores: float = 0.0
 
 
 def run_taskmanager(
@@ -81,6 +83,7 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None], on_wa
             security=config.security,
             data_address=data_address,
             log_format=config.log_format,
+            cpu_cores=config.cpu_cores,
         ),
         SystemClock(),
         log_to_stderr,

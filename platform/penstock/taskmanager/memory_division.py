@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.config.config_file import TaskManagerSettings
-from penstock.config.managed_memory import managed_refusal, megabytes, whole
 from penstock.config.settings import DEFAULT_MANAGED_BYTES
+from penstock.config.slot_resources import managed_refusal, megabytes, whole
 from penstock.core.errors import UsageError
 
 _MB = 1 << 20

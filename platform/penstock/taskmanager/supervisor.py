@@ -196,6 +196,8 @@ class SupervisorConfig:
     #: `tcp:<address>:0=<host>`: where its workers listen for other hosts; empty: they do not.
     data_address: str = ""
     log_format: LogFormat = "text"
+    #: CPU cores of this TaskManager's part of the host; 0: unknown.
+    cpu_cores: float = 0.0
 
 
 class Supervisor:
@@ -259,6 +261,7 @@ class Supervisor:
                 if not worker.stopping
             ),
             metrics_address=self.metrics_address,
+            cpu_cores=self._config.cpu_cores,
             memory=self._parts(),
         )
 

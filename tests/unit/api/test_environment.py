@@ -36,6 +36,7 @@ def test_settings_are_texts_with_units():
         checkpoint_timeout=60,
         restart=ps.RestartStrategy(kind="fixed-delay", attempts=2),
         requirements=["numpy==2.0"],
+        slot_resources=[ps.ResourceProfile(group="heavy", cpu_cores=2)],
     ).settings
     assert settings == JobSettings(
         parallelism=3,
@@ -48,6 +49,7 @@ def test_settings_are_texts_with_units():
         checkpoint_timeout_ms=60_000,
         restart=ps.RestartStrategy(kind="fixed-delay", attempts=2),
         requirements=("numpy==2.0",),
+        slot_resources=(ps.ResourceProfile(group="heavy", cpu_cores=2.0),),
     )
 
 

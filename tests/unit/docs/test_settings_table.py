@@ -10,11 +10,13 @@ from penstock.config.settings import (
     AutoscalerSettings,
     ClusterSettings,
     JobSettings,
+    ResourceProfile,
     RestartStrategy,
 )
 
 TABLES = {
     "Of a job": JobSettings,
+    "Of a resource profile": ResourceProfile,
     "Of the restart strategy": RestartStrategy,
     "Of the autoscaler": AutoscalerSettings,
     "Of the adaptive scheduler": AdaptiveSchedulerSettings,

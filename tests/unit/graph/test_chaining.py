@@ -2,6 +2,8 @@
 
 import pytest
 
+from penstock.config.settings import ResourceProfile
+from penstock.core.errors import GraphError
 from penstock.graph.chaining import vertex_id_of
 from penstock.graph.job_graph import Broadcast, Forward, KeyGroup, Rebalance, decode_graph, encode_graph, required_slots
 from penstock.graph.stream_graph import Upstream
@@ -108,6 +110,16 @@ def test_unconnected_pipelines_share_slots_unless_one_has_another_group(graphs):
         ("c -> u", "alone"),
     ]
     assert required_slots(graph) == 2 + 2
+
+
+def test_resources_of_a_group_that_no_operator_has_are_refused(graphs):
+    graphs.sink(graphs.source("a", slot_sharing_group="heavy"), name="s")
+    graphs.set(slot_resources=(ResourceProfile(group="heavy", cpu_cores=2.0),))
+    assert graphs.job_graph().settings.slot_resources[0].cpu_cores == 2.0
+    for groups, told in ((("havy",), r"group 'havy' \(there are: heavy"), (("heavy", "heavy"), "has 2 profiles")):
+        graphs.set(slot_resources=tuple(ResourceProfile(group=group) for group in groups))
+        with pytest.raises(GraphError, match=told):
+            graphs.job_graph()
 
 
 def test_inputs_of_two_groups_meet_in_the_default_one(graphs):

@@ -41,8 +41,8 @@ from penstock.cli.start.spark_options import (
 from penstock.client.kernels import compile_kernels
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.config.config_file import VARIABLES, Configuration, configuration, home
-from penstock.config.managed_memory import whole
 from penstock.config.security import FOLDER_VARIABLE
+from penstock.config.slot_resources import whole
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError, UsageError
 from penstock.rpc.listening import REST

@@ -3,8 +3,8 @@
 A member of `jobmanager.cluster.taskmanagers`. A request is granted as a whole or waits. Requests of a higher priority
 come first: while one waits that the cluster is large enough for, none of a lower priority is granted. Of equal ones,
 the oldest that fits in the free slots is served first, so a large request does not block smaller ones. Slots are taken
-from the TaskManagers with the most free slots, which spreads a job. A slot with less managed memory than the job wants
-does not count.
+from the TaskManagers with the most free slots, which spreads a job. A slot with fewer resources than the job wants does
+not count.
 """
 
 from __future__ import annotations
@@ -14,9 +14,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock.config.managed_memory import WAY_OUT, megabytes
+from penstock.config.settings import ResourceProfile
+from penstock.config.slot_resources import ANY, described, shortage
 from penstock.jobmanager.messages.placement import Slot
 
+_WAY_OUT = (
+    "lower the job's managed_memory or slot_resources, or raise taskmanager.memory or taskmanager.managed_memory,"
+    " or start the TaskManager with fewer slots"
+)
 #: Jobs that a message names.
 _MOST_HOLDERS = 4
 
@@ -43,15 +48,15 @@ class _Offer:
     #: In descending order: the lowest index is taken first.
     free: list[int]
     total: int
-    #: Managed memory of a slot; None: unknown, it is enough for every job.
-    managed_bytes: int | None = None
+    #: Resources of a slot; None: unknown, they are enough for every job.
+    resources: ResourceProfile | None = None
     held: dict[int, str] = field(default_factory=dict)
     #: Its free slots are given to no job: the TaskManager is about to end.
     drained: bool = False
 
-    def fits(self, managed_bytes: int) -> bool:
-        """Return whether a slot has this much managed memory."""
-        return self.managed_bytes is None or managed_bytes <= self.managed_bytes
+    def fits(self, wanted: ResourceProfile) -> bool:
+        """Return whether a slot has these resources."""
+        return not shortage(wanted, self.resources)
 
 
 @dataclass(slots=True)
@@ -59,8 +64,8 @@ class _Request:
     job_id: str
     count: int
     deadline_ms: int
-    #: Managed memory that each slot needs; 0: any.
-    managed_bytes: int
+    #: Resources that each slot needs.
+    wanted: ResourceProfile
     #: Higher ones come first.
     priority: int
 
@@ -87,15 +92,15 @@ class SlotPool:
         """Number of all slots, without those of drained TaskManagers."""
         return sum(offer.total for offer in self._offers.values() if not offer.drained)
 
-    def obtainable(self, managed_bytes: int = 0) -> int:
+    def obtainable(self, wanted: ResourceProfile = ANY) -> int:
         """Return the number of slots that a request gets at once or after the cluster has grown."""
-        return self._free_for(managed_bytes) + max(0, self._most - self.total)
+        return self._free_for(wanted) + max(0, self._most - self.total)
 
-    def largest(self) -> int | None:
-        """Return the managed memory of the largest slot; None: there is no slot, or the size of one is unknown."""
-        sizes = [offer.managed_bytes for offer in self._offers.values() if not offer.drained]
-        known = [size for size in sizes if size is not None]
-        return max(known) if known and len(known) == len(sizes) else None
+    def refusal(self, wanted: ResourceProfile) -> str:
+        """Return why no slot has these resources; empty: one has, there is none yet, or those of one are unknown."""
+        slots = [offer.resources for offer in self._offers.values() if not offer.drained]
+        reasons = [(slot.managed_memory_bytes if slot else 0, shortage(wanted, slot)) for slot in slots]
+        return max(reasons, default=(0, ""))[1] if all(reason for _, reason in reasons) else ""
 
     @property
     def pending(self) -> int:
@@ -105,23 +110,17 @@ class SlotPool:
         known.update(holder for offer in self._offers.values() for holder in offer.held.values())
         return pending + sum(max(0, count - known[job_id]) for job_id, count in self._declared.items())
 
-    def _free_for(self, managed_bytes: int) -> int:
-        if not managed_bytes:
+    def _free_for(self, wanted: ResourceProfile) -> int:
+        if wanted == ANY:
             return self.free
-        return sum(
-            len(offer.free) for offer in self._offers.values() if not offer.drained and offer.fits(managed_bytes)
-        )
+        return sum(len(offer.free) for offer in self._offers.values() if not offer.drained and offer.fits(wanted))
 
-    def _supply(self, managed_bytes: int) -> str:
+    def _supply(self, wanted: ResourceProfile) -> str:
         if not self.total:
             return "no TaskManager is registered"
         free = f"{self.free} of {self.total} {'is' if self.free == 1 else 'are'} free"
-        small = self.free - self._free_for(managed_bytes)
-        if not small:
-            return free
-        return (
-            f"{free}, {small} without the {megabytes(managed_bytes)} of managed memory that the job wants ({WAY_OUT})"
-        )
+        small = self.free - self._free_for(wanted)
+        return f"{free}, {small} without the {described(wanted)} that the job wants ({_WAY_OUT})" if small else free
 
     def waiting(self, job_id: str, names: Mapping[str, str]) -> str:
         """Return what a job's request waits for, such as `9 slots, 4 of 6 are free (live holds 2)`.
@@ -137,7 +136,7 @@ class SlotPool:
         who = f" ({', '.join(holders)}{more})" if holders else ""
         late = f"after {self._timeout_ms / 1000:.0f} s without them the start fails and the restart strategy decides"
         behind = ", a job with a higher slot_priority comes first" if self._is_held_back(request.priority) else ""
-        return f"{_slots(request.count)}, {self._supply(request.managed_bytes)}{who}{behind}; {late}"
+        return f"{_slots(request.count)}, {self._supply(request.wanted)}{who}{behind}; {late}"
 
     def free_of(self, taskmanager_id: str) -> int:
         """Return the number of slots of one TaskManager that no job holds."""
@@ -162,16 +161,16 @@ class SlotPool:
         host: str,
         slots: int,
         held: Mapping[int, str] | None = None,
-        managed_bytes: int | None = None,
+        resources: ResourceProfile | None = None,
     ) -> list[Grant | Refuse]:
         """Add the slots of a registered TaskManager; `held`: slots that jobs hold already, by index.
 
-        `managed_bytes`: managed memory of each slot; None: unknown.
+        `resources`: those of each slot; None: unknown.
         """
         self.remove(taskmanager_id)
         taken = dict(held or {})
         free = [index for index in reversed(range(slots)) if index not in taken]
-        self._offers[taskmanager_id] = _Offer(host, free, slots, managed_bytes, taken)
+        self._offers[taskmanager_id] = _Offer(host, free, slots, resources, taken)
         self.free += len(free)
         return self._serve()
 
@@ -182,20 +181,27 @@ class SlotPool:
         return []
 
     def request(
-        self, job_id: str, count: int, now_ms: int, *, wait: bool = True, managed_bytes: int = 0, priority: int = 0
+        self,
+        job_id: str,
+        count: int,
+        now_ms: int,
+        *,
+        wait: bool = True,
+        wanted: ResourceProfile = ANY,
+        priority: int = 0,
     ) -> list[Grant | Refuse]:
-        """Request `count` more slots for a job, each with this much managed memory; 0 slots withdraw its request.
+        """Request `count` more slots for a job, each with the wanted resources; 0 slots withdraw its request.
 
         Without `wait` the answer is immediate, unless the cluster can grow that far.
         """
-        if not wait and count > self.obtainable(managed_bytes):
+        if not wait and count > self.obtainable(wanted):
             needed = "1 more slot is" if count == 1 else f"{count} more slots are"
-            return [Refuse(job_id, f"{needed} needed, {self._supply(managed_bytes)}")]
+            return [Refuse(job_id, f"{needed} needed, {self._supply(wanted)}")]
         self._requests = [r for r in self._requests if r.job_id != job_id]
         if not wait and count and self._is_held_back(priority):
             return [Refuse(job_id, f"{_slots(count)} needed, a job with a higher slot_priority comes first")]
         if count:
-            self._requests.append(_Request(job_id, count, now_ms + self._timeout_ms, managed_bytes, priority))
+            self._requests.append(_Request(job_id, count, now_ms + self._timeout_ms, wanted, priority))
         return self._serve()
 
     def declare(self, job_id: str, count: int) -> None:
@@ -233,7 +239,7 @@ class SlotPool:
         refused: list[Grant | Refuse] = [
             Refuse(
                 r.job_id,
-                f"{_slots(r.count)} needed, {self._supply(r.managed_bytes)}: "
+                f"{_slots(r.count)} needed, {self._supply(r.wanted)}: "
                 f"not enough became free within {self._timeout_ms / 1000:.0f} s",
             )
             for r in late
@@ -242,10 +248,10 @@ class SlotPool:
 
     def _is_held_back(self, priority: int) -> bool:
         """Return whether a request waits that has a higher priority, and that the cluster is large enough for."""
-        return any(r.priority > priority and r.count <= self._size_for(r.managed_bytes) for r in self._requests)
+        return any(r.priority > priority and r.count <= self._size_for(r.wanted) for r in self._requests)
 
-    def _size_for(self, managed_bytes: int) -> int:
-        return sum(offer.total for offer in self._offers.values() if not offer.drained and offer.fits(managed_bytes))
+    def _size_for(self, wanted: ResourceProfile) -> int:
+        return sum(offer.total for offer in self._offers.values() if not offer.drained and offer.fits(wanted))
 
     def _serve(self) -> list[Grant | Refuse]:
         if self._closed:
@@ -254,7 +260,7 @@ class SlotPool:
         for request in sorted(self._requests, key=lambda request: -request.priority):
             if self._is_held_back(request.priority):
                 break
-            if request.count <= self._free_for(request.managed_bytes):
+            if request.count <= self._free_for(request.wanted):
                 self._requests.remove(request)
                 granted.append(Grant(request.job_id, self._take(request)))
         return granted
@@ -264,7 +270,7 @@ class SlotPool:
         most = [
             (-len(offer.free), name)
             for name, offer in self._offers.items()
-            if offer.free and not offer.drained and offer.fits(request.managed_bytes)
+            if offer.free and not offer.drained and offer.fits(request.wanted)
         ]
         heapq.heapify(most)
         taken = []

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from penstock.checkpoint.stores import client_modules
-from penstock.config.managed_memory import managed_refusal
-from penstock.config.settings import ClusterSettings, JobSettings
+from penstock.config.settings import ClusterSettings, JobSettings, ResourceProfile
+from penstock.config.slot_resources import wanted_of
 from penstock.core.clock import Clock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.graph.job_graph import JobGraph
@@ -208,11 +208,9 @@ class TaskManagers:
 
     def request_slots(self, job_id: str, count: int, settings: JobSettings, *, wait: bool) -> None:
         """Request slots; answered by SlotsGranted or SlotsRefused; 0 withdraws the request. See `SlotPool.request`."""
-        managed_bytes, priority = settings.managed_memory_bytes or 0, settings.slot_priority
+        wanted, priority = wanted_of(settings), settings.slot_priority
         now_ms = self._clock.now_ms()
-        self._post_grants(
-            self.pool.request(job_id, count, now_ms, wait=wait, managed_bytes=managed_bytes, priority=priority)
-        )
+        self._post_grants(self.pool.request(job_id, count, now_ms, wait=wait, wanted=wanted, priority=priority))
         if self.pool.total and (awaited := self.waiting(job_id)):  # while the cluster starts, none are missing yet
             self._post(job_id, SlotsAwaited(awaited))
 
@@ -225,17 +223,16 @@ class TaskManagers:
         return self.pool.waiting(job_id, self._names)
 
     def require_slots(self, graph: JobGraph) -> None:
-        """Check that the cluster can provide the slots of a job, if its size is known, and one of their memory.
+        """Check that the cluster can provide the slots of a job, if its size is known, and one of their resources.
 
         Raises:
-            UsageError: the job needs more slots than the cluster has, or more managed memory than its largest slot.
+            UsageError: the job needs more slots than the cluster has, or more resources than a slot has.
         """
         needed, most = least_slots(graph), self.settings.most_slots
         if most and needed > max(most, self.pool.total):
             text = f"job {graph.name!r} needs {needed} slots, but this cluster has {max(most, self.pool.total)}"
             raise UsageError(text, hint="lower the parallelism, or start the cluster with more TaskManagers or slots")
-        wanted, largest = graph.settings.managed_memory_bytes, self.pool.largest()
-        if wanted is not None and largest is not None and (why := managed_refusal(wanted, largest)):
+        if why := self.pool.refusal(wanted_of(graph.settings)):
             msg_text = f"job {graph.name!r} does not fit into any slot: {why}"
             raise UsageError(msg_text)
 
@@ -259,7 +256,7 @@ class TaskManagers:
                 slot=slot.index,
                 requirements=settings.requirements,
                 python_path=settings.python_path,
-                managed_memory_bytes=settings.managed_memory_bytes,
+                managed_memory_bytes=wanted_of(settings).managed_memory_bytes or settings.managed_memory_bytes,
                 preload=_preload_of(graph),
                 job_name=graph.name,
                 beside=launch.beside,
@@ -311,7 +308,9 @@ class TaskManagers:
         held = {worker.slot.index: worker.job_id for worker in manager.workers.values()}
         # before a grant starts other workers of these jobs
         found = [(job_id, self._kept_of(job_id, name)) for job_id in dict.fromkeys(held.values())]
-        self._post_grants(self.pool.add(name, registration.host, registration.slots, held, _slot_managed(registration)))
+        self._post_grants(
+            self.pool.add(name, registration.host, registration.slots, held, _slot_resources(registration))
+        )
         for job_id, kept in found:
             if kept is not None:
                 self._post(job_id, kept)
@@ -425,6 +424,7 @@ class TaskManagers:
                 ),
                 metrics_address=manager.session.registration.metrics_address,
                 memory=manager.session.registration.memory,
+                cpu_cores=manager.session.registration.cpu_cores,
                 network_lent_bytes=manager.network_lent_bytes,
                 process=manager.process,
             )
@@ -562,10 +562,18 @@ def _by_user_code(returncode: int, crashed_at: str) -> bool:
     return returncode >= 0 and (bool(crashed_at) or returncode not in _OWN_CODES)
 
 
-def _slot_managed(registration: msg.RegisterTaskManager) -> int | None:
-    """Return the managed memory of each slot; None: the TaskManager names none."""
-    memory = registration.memory
-    return memory.managed_bytes // max(1, registration.slots) if memory.total_bytes else None
+def _slot_resources(registration: msg.RegisterTaskManager) -> ResourceProfile | None:
+    """Return the resources of each slot; None: the TaskManager names none."""
+    memory, slots = registration.memory, max(1, registration.slots)
+    if not memory.total_bytes:
+        return None
+    return ResourceProfile(
+        group="",
+        cpu_cores=registration.cpu_cores / slots,
+        task_memory_bytes=memory.task_bytes // slots,
+        network_memory_bytes=(memory.network_bytes - memory.network_shared_bytes) // slots,
+        managed_memory_bytes=memory.managed_bytes // slots,
+    )
 
 
 def _exit_text(returncode: int, crashed_at: str) -> str:

@@ -24,6 +24,8 @@ from penstock.checkpoint.ha_records import (
 )
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri
+from penstock.config.settings import ResourceProfile
+from penstock.config.slot_resources import wanted_of
 from penstock.core import failpoints
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError, UnansweredError, UsageError
@@ -55,7 +57,7 @@ class ChangeParts:
 
     jobs: dict[str, KnownJob]
     operations: Operations
-    obtainable_slots: Callable[[int], int]
+    obtainable_slots: Callable[[ResourceProfile], int]
     #: See `TaskManagers.drain`.
     drain: Callable[[str], frozenset[str]]
     #: All drained TaskManagers.
@@ -253,7 +255,7 @@ class ChangeRequests:
 
     def _slots(self, job: KnownJob) -> int:
         held = 0 if job.record.ended else required_slots(job.graph)
-        return held + self._parts.obtainable_slots(job.graph.settings.managed_memory_bytes or 0)
+        return held + self._parts.obtainable_slots(wanted_of(job.graph.settings))
 
     def _is_known(self, job: KnownJob, request_id: str, kind: str, recorded: str) -> bool:
         self._parts.operations.require_own(job, request_id, kind)

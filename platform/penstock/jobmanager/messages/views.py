@@ -359,6 +359,8 @@ class TaskManagerView(_View, frozen=True, kw_only=True):
     #: host:port of its `/metrics` endpoint; empty if it has none.
     metrics_address: str = ""
     memory: MemoryParts = MemoryParts()
+    #: CPU cores of its part of the host; 0: unknown.
+    cpu_cores: float = 0.0
     #: The shared network memory that its workers have.
     network_lent_bytes: int = 0
     #: Resource metrics of the process, with Flink's names (`metrics.process`).

@@ -409,7 +409,7 @@ def slots_resource(view: TaskManagerView, slots: int) -> Json:
         return size * slots // max(1, view.slots) >> 20
 
     return {
-        "cpuCores": float(slots),
+        "cpuCores": view.cpu_cores * slots / max(1, view.slots) if view.cpu_cores else float(slots),
         "taskHeapMemory": megabytes(view.memory.task_bytes),
         "taskOffHeapMemory": 0,
         "managedMemory": megabytes(view.memory.managed_bytes),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.managed_memory import with_granted
+from penstock.config.slot_resources import with_granted
 from penstock.core import failpoints
 from penstock.core.elements import MIN_TIMESTAMP, Batch
 from penstock.core.keygroup import HashRange

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from penstock.config.settings import RestartStrategy
+from penstock.config.settings import JobSettings, ResourceProfile, RestartStrategy
+from penstock.config.slot_resources import ANY, described, wanted_of
 from penstock.core.errors import Cause, cause_of
 from penstock.graph.execution_graph import PlanIds
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
@@ -152,26 +154,71 @@ def test_slots_are_granted_whole_and_spread_and_a_large_request_holds_up_no_smal
     assert pool.free == 3
 
 
+def managed(megabytes):
+    return ResourceProfile(group="", managed_memory_bytes=megabytes << 20)
+
+
 def test_a_slot_with_too_little_managed_memory_is_not_given_and_the_wait_says_what_to_raise():
     pool = SlotPool(timeout_ms=100)
-    pool.add("small", "h", 4, managed_bytes=64 << 20)
-    assert pool.largest() == 64 << 20
-    assert pool.request("a", 2, 0, managed_bytes=100 << 20) == []
+    pool.add("small", "h", 4, resources=managed(64))
+    assert "wants 65 MB of managed memory per slot, but a slot has 64 MB (" in pool.refusal(managed(65))
+    assert pool.refusal(managed(64)) == ""
+    assert pool.request("a", 2, 0, wanted=managed(100)) == []
     text = pool.waiting("a", {})
     assert text.startswith("2 slots, 4 of 4 are free, 4 without the 100 MB of managed memory that the job wants (lower")
     assert "raise taskmanager.memory or taskmanager.managed_memory" in text
-    assert pool.obtainable(100 << 20) == 0
-    (other,) = pool.request("b", 3, 0, managed_bytes=64 << 20)
+    assert pool.obtainable(managed(100)) == 0
+    (other,) = pool.request("b", 3, 0, wanted=managed(64))
     assert {slot.taskmanager_id for slot in other.slots} == {"small"}
-    (grant,) = pool.add("large", "h", 2, managed_bytes=200 << 20)
+    (grant,) = pool.add("large", "h", 2, resources=managed(200))
     assert (grant.job_id, {slot.taskmanager_id for slot in grant.slots}) == ("a", {"large"})
-    (refused,) = pool.request("c", 1, 0, wait=False, managed_bytes=65 << 20)
+    (refused,) = pool.request("c", 1, 0, wait=False, wanted=managed(65))
     assert "1 of 6 is free, 1 without the 65 MB" in refused.reason
-    pool.request("c", 1, 0, managed_bytes=65 << 20)
+    pool.request("c", 1, 0, wanted=managed(65))
     (late,) = pool.tick(100)
     assert "1 without the 65 MB of managed memory" in late.reason
-    (unknown,) = pool.add("old", "h", 1) or pool.request("c", 1, 0, managed_bytes=1 << 40)
-    assert ([slot.taskmanager_id for slot in unknown.slots], pool.largest()) == (["old"], None)
+    (unknown,) = pool.add("old", "h", 1) or pool.request("c", 1, 0, wanted=managed(1 << 20))
+    assert ([slot.taskmanager_id for slot in unknown.slots], pool.refusal(managed(1 << 20))) == (["old"], "")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ({"cpu_cores": 1.5}, "the job wants 1.5 CPU cores per slot, but a slot has 1 (lower cpu_cores"),
+        ({"task_memory_bytes": 3 << 30}, "3072 MB of task memory per slot, but a slot has 2048 MB (lower the job's sl"),
+        ({"network_memory_bytes": 65 << 20}, "65 MB of network memory per slot, but a slot has 64 MB (lower"),
+        ({"managed_memory_bytes": 513 << 20}, "513 MB of managed memory per slot, but a slot has 512 MB (lower"),
+    ],
+)
+def test_a_slot_has_to_have_all_resources_that_a_job_wants(wanted, told):
+    slot = ResourceProfile(
+        cpu_cores=1.0, task_memory_bytes=2 << 30, network_memory_bytes=64 << 20, managed_memory_bytes=512 << 20
+    )
+    pool, needs = SlotPool(timeout_ms=100), ResourceProfile(group="", **wanted)
+    pool.add("tm", "h", 2, resources=slot)
+    assert told in pool.refusal(needs)
+    assert pool.request("a", 1, 0, wanted=needs) == []
+    assert f"2 of 2 are free, 2 without the {described(needs)} that the job wants" in pool.waiting("a", {})
+    (grant,) = pool.add("twice", "h", 1, resources=twice(slot))
+    assert [slot.taskmanager_id for slot in grant.slots] == ["twice"]
+
+
+def twice(slot):
+    return msgspec.convert({k: v * 2 for k, v in msgspec.to_builtins(slot).items() if k != "group"}, ResourceProfile)
+
+
+def test_a_slot_whose_cores_are_unknown_is_enough():
+    pool = SlotPool(timeout_ms=100)
+    pool.add("old", "h", 1, resources=ResourceProfile(task_memory_bytes=1 << 30))
+    (grant,) = pool.request("a", 1, 0, wanted=ResourceProfile(cpu_cores=64.0))
+    assert len(grant.slots) == 1
+
+
+def test_the_slots_of_a_job_have_the_largest_resources_of_its_groups():
+    groups = (ResourceProfile(cpu_cores=2.0, managed_memory_bytes=1), ResourceProfile(group="x", task_memory_bytes=7))
+    wanted = wanted_of(JobSettings(slot_resources=groups, managed_memory_bytes=5))
+    assert wanted == ResourceProfile(group="", cpu_cores=2.0, task_memory_bytes=7, managed_memory_bytes=5)
+    assert wanted_of(JobSettings()) == ANY
 
 
 def test_of_requests_that_fit_the_oldest_is_served_first():
