@@ -22,24 +22,25 @@ class Leases(BaseHTTPRequestHandler):
             return self.say(*self.handled(body, self.server.leases))
 
     def handled(self, body, leases):
-        path = self.path
-        if self.command == "POST":
-            path += "/" + body["metadata"]["name"]
-            if path in leases:
-                return 409, {"message": "already exists"}
-        elif path not in leases:
-            return 404, {"message": "not found"}
-        elif (
-            self.command == "PUT" and body["metadata"]["resourceVersion"] != leases[path]["metadata"]["resourceVersion"]
-        ):
+        """Return status and answer, as the real one gives them: a `PUT` without a uid creates what is absent."""
+        path = self.path if self.command != "POST" else f"{self.path}/{body['metadata']['name']}"
+        present, sent = leases.get(path, {}).get("metadata"), body.get("metadata", {})
+        if self.command in ("GET", "DELETE"):
+            found = leases.get(path) if self.command == "GET" else leases.pop(path, None)
+            return (404, {"message": "not found"}) if found is None else (200, found)
+        if self.command == "POST" and present:
+            return 409, {"message": "already exists"}
+        if sent.get("uid") and sent["uid"] != (present or {}).get("uid"):
+            return 409, {"message": "precondition failed: uid"}
+        if self.command == "PUT" and present and sent["resourceVersion"] != present["resourceVersion"]:
             return 409, {"message": "the object has been modified"}
-        if self.command != "GET":
-            self.server.version += 1
-            body["metadata"]["resourceVersion"] = str(self.server.version)
-            leases[path] = body
-        return 201 if self.command == "POST" else 200, leases[path]
+        self.server.version += 1
+        version = str(self.server.version)
+        uid = (present or {}).get("uid", f"uid-{version}")
+        leases[path] = body | {"metadata": sent | {"uid": uid, "resourceVersion": version}}
+        return 200 if present else 201, leases[path]
 
-    do_GET = do_POST = do_PUT = answer
+    do_GET = do_POST = do_PUT = do_DELETE = answer
 
     def say(self, status, found=None, **fields):
         data = json.dumps(found or fields).encode()

@@ -57,7 +57,8 @@ class KubernetesLeases:
         if status == http.client.NOT_FOUND:
             raise FileNotFoundError(f"{self.uri}/{key}")
         metadata = self._accepted(status, found)["metadata"]
-        return metadata.get("annotations", {}).get(_CONTENT, "").encode(), metadata["resourceVersion"]
+        version = f"{metadata['uid']} {metadata['resourceVersion']}"
+        return metadata.get("annotations", {}).get(_CONTENT, "").encode(), version
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Create the object; return False if it exists. Raises StorageError."""
@@ -65,9 +66,10 @@ class KubernetesLeases:
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
         """Replace that version; return False if there is another or none. Raises StorageError."""
-        path = f"{self._path}/{self._object(key)}"
-        status, answer = self._ask("PUT", path, self._lease(key, data, resourceVersion=etag))
-        return status != http.client.NOT_FOUND and self._written(status, answer)
+        uid, _, version = etag.partition(" ")
+        # without the uid, the API server would create an object that has been deleted
+        lease = self._lease(key, data, uid=uid, resourceVersion=version)
+        return self._written(*self._ask("PUT", f"{self._path}/{self._object(key)}", lease))
 
     def _object(self, key: str) -> str:
         return f"{self._name}-{key.removesuffix('.json')}"

@@ -54,6 +54,15 @@ def test_it_is_a_store_of_leases(leases, check):
     check(leases)
 
 
+def test_a_deleted_lease_is_not_written_again_by_its_version(leases):
+    leases.put_if_absent("leader.json", b"{}")
+    _, etag = leases.read_with_etag("leader.json")
+    assert leases._ask("DELETE", f"{leases._path}/{leases._object('leader.json')}")[0] == 200
+    assert not leases.put_if_match("leader.json", b"{}", etag)
+    with pytest.raises(FileNotFoundError):
+        leases.read_with_etag("leader.json")
+
+
 def process(name, root, leases):
     holder = LeaseHolder(id="root", host=name, machine="", pid=1)
     lease = LeaderLease(
