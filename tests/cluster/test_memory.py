@@ -14,6 +14,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 SLOTS = 4
 #: A slot has (1280 - 128) / 4 = 288 MB, of which 128 MB are managed.
 ENVIRONMENT = {"PENSTOCK__TASKMANAGER__MEMORY": "1280MB", "PENSTOCK__TASKMANAGER__MANAGED_MEMORY": "512MB"}
+PROFILES = {
+    "cpu_cores=100_000": "wants 100000 CPU cores per slot, but a slot has ",
+    "task_memory_bytes=1 << 30": "wants 1024 MB of task memory per slot, but a slot has 128 MB ",
+    "managed_memory_bytes=1 << 28": "wants 256 MB of managed memory per slot, but a slot has 128 MB ",
+}
 JOB = """
 import time
 
@@ -61,10 +66,14 @@ def test_four_slots_under_a_job_that_wants_and_one_that_uses_more_than_they_have
     )
     with pytest.raises(UsageError, match=wanted):
         submitted(megabytes=0, more=', managed_memory="256MB"')
+    for field, wanted in PROFILES.items():
+        with pytest.raises(UsageError, match=wanted):
+            submitted(megabytes=0, more=f", slot_resources=[ps.ResourceProfile({field})]")
     with cluster.client() as rest:
         (manager,) = rest.taskmanagers()
         assert (manager["freeSlots"], manager["freeResource"]["managedMemory"]) == (SLOTS, 512)
-        job_id = submitted(megabytes=300, more="").job_id
+        fits = ", slot_resources=[ps.ResourceProfile(cpu_cores=1e-3, managed_memory_bytes=1 << 27)]"
+        job_id = submitted(megabytes=300, more=fits).job_id
         state = lambda: rest.summary(job_id)["state"]
         wait_until(lambda: state() in TERMINAL, lambda: f"the end of the job, which is {state()}")
         error = rest.exceptions(job_id)["root-exception"]
