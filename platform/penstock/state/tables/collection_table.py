@@ -143,18 +143,18 @@ class CollectionTable:
     def changed(self, slots: I32, containers: Sequence[Any]) -> None:
         """Set the lists or dicts of the slots; empty ones are dropped."""
         self._state.note_changed(slots)
-        self._hold(slots, containers, list(map(len, containers)))
+        held = [container or None for container in containers]
+        self._hold(slots, held, np.fromiter(map(len, containers), np.int32, len(slots)))
 
-    def _hold(self, slots: I32, held: Iterable[Any], lengths: Any, *, objects: bool = True) -> None:
+    def _hold(self, slots: I32, held: Iterable[Any], lengths: I32 | I64, *, objects: bool = True) -> None:
         """Set the lists or dicts of distinct slots, or their parts, and the numbers of elements or entries."""
-        lengths, were = np.asarray(lengths, np.int32), self._is_object[slots]
+        were = self._is_object[slots]
         before, now = self._lengths[slots[were]], lengths if objects else lengths[:0]
         self._entries += int(now.sum(dtype=np.int64)) - int(before.sum(dtype=np.int64))
         self._containers += int(np.count_nonzero(now)) - len(before)
-        self._part_bytes -= _bytes_of(self._held[slots[~were]])
-        self._held[slots] = np.fromiter((one or None for one in held), object, len(slots))
+        self._part_bytes -= 0 if were.all() else _bytes_of(self._held[slots[~were]].tolist())
+        self._held[slots] = np.fromiter(held, object, len(slots))
         self._lengths[slots], self._is_object[slots] = lengths, (lengths > 0) & objects
-        self._part_bytes += 0 if objects else _bytes_of(self._held[slots])
 
     def clear(self, slots: I32) -> None:
         """Record that the slots were cleared, before their new entries."""
@@ -311,9 +311,9 @@ class CollectionTable:
         self._fit_slots()
         slots = slots[self._is_object[slots]]
         if len(slots):
-            parts = self._packer.pack(self._rows_of(slots, self._held[slots].tolist()))
-            self.forget_rows(slots)
-            self.load_parts(slots, parts)
+            rows = self._rows_of(slots, self._held[slots].tolist())
+            self._release(slots)
+            self._hold_parts(slots, self._packer.pack(rows), rows.counts)
 
     def _unpack(self, slots: I32) -> None:
         """Replace the parts of slots by lists or dicts."""
@@ -389,17 +389,24 @@ class CollectionTable:
     def forget_rows(self, slots: I32) -> None:
         """Drop the elements or entries of slots from memory; all changes are saved already."""
         self._fit_slots()
-        objects = slots[self._is_object[slots]]
-        self._text -= self._text * int(self._lengths[objects].sum()) // max(1, self._entries)
+        self._release(slots[self._is_object[slots]])
+        self._hold(slots, repeat(None), np.zeros(len(slots), np.int32), objects=False)
+
+    def _release(self, slots: I32) -> None:
+        """Drop the text and the times of last access of lists or dicts."""
+        self._text -= self._text * int(self._lengths[slots].sum()) // max(1, self._entries)
         if self.stamps is not None:
-            for slot in objects.tolist():
+            for slot in slots.tolist():
                 self.stamps.drop(slot)
-        self._hold(slots, repeat(None), np.zeros(len(slots)), objects=False)
 
     def load_parts(self, slots: I32, parts: Sequence[bytes]) -> None:
         """Add the elements or entries of slots, which have none in memory, as parts of their keys' records."""
         self._fit_slots()
-        self._hold(slots, parts, self._packer.counts(parts), objects=False)
+        self._hold_parts(slots, parts, self._packer.counts(parts))
+
+    def _hold_parts(self, slots: I32, parts: Sequence[bytes], counts: I64) -> None:
+        self._hold(slots, [part or None for part in parts], counts, objects=False)
+        self._part_bytes += _bytes_of(parts)
 
     def note_expired(self, keys: KeyColumns, hashes: I64) -> None:
         """Record evicted keys whose lists expired: the log has to clear them.
@@ -462,7 +469,7 @@ def _moved(array: np.ndarray, old: np.ndarray, new: np.ndarray, size: int, fill:
     return moved
 
 
-def _bytes_of(parts: np.ndarray) -> int:
-    """Return the bytes of parts as objects; None has none."""
-    found = list(filter(None, parts.tolist()))
+def _bytes_of(parts: Sequence[bytes | None]) -> int:
+    """Return the bytes of parts as objects; empty ones have none."""
+    found = list(filter(None, parts))
     return sum(map(len, found)) + _PART_BYTES * len(found)
