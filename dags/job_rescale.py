@@ -18,7 +18,8 @@ a task after `cancel` fails, clear it, or start the job again from its newest ch
 | `checkpoints` | rewritten: the job's folder, `CHECKPOINT_ROOT/JOB` |
 | `job_file` | rewritten: path of the job file on the workers |
 | `key_groups` | rewritten: number of key groups; set the same in `settings` or in the file; empty: unchanged |
-| `master` | rewritten: Spark master; empty: all cores of the worker |
+| `master` | rewritten: Spark master; the connection's `python` then needs PySpark; empty: all cores of the worker |
+| `spark_conf` | rewritten: settings of Spark, e.g. `{"spark.executor.memory": "4g"}` |
 | `spark_above` | rewritten: bytes above which Spark is used; empty: `PENSTOCK_SPARK_ABOVE` of the worker, else 1 GiB |
 | `settings` | rewritten: settings of the job, such as `{"checkpoint_root": "s3://new/checkpoints"}` |
 | `environment` | rewritten: environment variables for the job file |
@@ -51,6 +52,7 @@ with DAG(
         "key_groups": Param(None, type=["integer", "null"], minimum=1, maximum=32768, title="Key groups"),
         "master": Param(None, type=["string", "null"], title="Master of Spark"),
         "spark_above": Param(None, type=["integer", "null"], minimum=0, title="Bytes above which Spark works"),
+        "spark_conf": Param({}, type="object", title="Settings of Spark"),
         "settings": Param({}, type="object", title="Settings", description="Names as in docs/reference/settings.md."),
         "environment": Param({}, type="object", title="Variables"),
     },
@@ -71,6 +73,7 @@ with DAG(
         "{{ params.rewrite_to }}/prepared-{{ run_id | replace(':', '-') | replace('+', '-') }}",
     )
     spark = {name: f"{{{{ params.{name} }}}}" for name in ("master", "spark_above")}
+    spark["spark_conf"] = "{{ params.spark_conf | tojson }}"
     rescale = RescaleJobOperator(
         task_id="rescale",
         job="{{ params.job }}",

@@ -126,6 +126,7 @@ def test_state_that_is_rewritten_while_its_job_runs(stage, orders, dag, spark):
     again = stage.airflow.result(dag, run, "submit")["job_id"]
     assert stage.rest.job(job_id)["state"] == "CANCELED"
     assert stage.airflow.task(dag, run, "rescale")["state"] == "skipped"
+    assert ("Spark" in stage.airflow.log(dag, run, "repartition")) == bool(spark)
     stage.exact(orders, again)
 
 

@@ -19,8 +19,10 @@ from penstock.snapshots.access.verify import verify
 from penstock.snapshots.on_spark import spark_rewrite
 from penstock.snapshots.on_spark.spark_rewrite import SparkRekey
 from penstock.snapshots.rewrite.rekey import RekeyedRange, rekey
+from penstock.snapshots.rewrite.repartition import StateRange
 from penstock.snapshots.rewrite.split_points import SnapshotLimits
 from penstock.state.log.row_spec import RowSpec
+from penstock.state.log.segment_columns import KEY_HASH
 
 #: The first use of Spark starts a JVM and Python workers; PySpark leaves its sockets to the garbage collector.
 pytestmark = [
@@ -170,3 +172,28 @@ def test_a_cut_is_the_same_bytes_in_whatever_order_its_rows_come(tmp_path):
         assert pq.read_table(file).column("__entry").to_pylist() == [0, 1, 2]
         written.add((made, file.read_bytes()))
     assert len(written) == 1
+
+
+def test_rows_go_to_the_range_of_their_hash(monkeypatch):
+    low, high = -(1 << 63), (1 << 63) - 1
+    hashes = [high, 10, 9, low, 11, 10, -1, 0]
+    rows = pa.table({KEY_HASH: pa.array(hashes, pa.int64()), "row": list(range(len(hashes)))})
+    monkeypatch.setattr(spark_rewrite.msgspec.msgpack, "decode", lambda *_, **__: Piece(rows))
+    bounds = [(low, 4), (0, 7), (10, 5)]
+    found = {
+        number: spark_rewrite._decoded(data)["row"].to_pylist()
+        for number, (*_, data) in spark_rewrite._rekey_rows({"s": bounds}, b"")
+    }
+    assert found == {4: [3, 6], 7: [7, 2], 5: [1, 5, 4, 0]}
+
+
+class Piece:
+    """One table of a range, in place of a `_ReadTask`."""
+
+    state, state_range = "s", StateRange(number=0, held=(), low=0, high=0)
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def rekeyed(self):
+        yield self.rows, self.rows

@@ -113,17 +113,18 @@ def test_a_rescale_goes_the_way_that_is_asked_for(dags):
         "way": [], "rescale": ["way"], "prepare": ["way"], "cancel": ["prepare"], "repartition": ["cancel"],
         "submit": ["repartition"],
     }  # fmt: skip
+    spark = {"spark_above": 0, "spark_conf": {"spark.executor.memory": "4g"}}
     rendered = {}
     for name, kinds in (("prepare", PREPARE), ("repartition", REPARTITION)):
         task = copy.deepcopy(rescale.task_dict[name])
         task.render_template_fields(
-            {"params": filled(rescale.params, {**moved, "spark_above": 0}), "run_id": "manual__2026-01-31T00:00"}
+            {"params": filled(rescale.params, {**moved, **spark}), "run_id": "manual__2026-01-31T00:00"}
         )
         rendered[name] = arguments_of(task.options, kinds)
-    folder = "s3://new/prepared-manual__2026-01-31T00-00"
+    folder, same = "s3://new/prepared-manual__2026-01-31T00-00", ["--spark-conf", "spark.executor.memory=4g"]
     assert rendered == {
-        "prepare": ["--spark-above", "0"],
-        "repartition": ["--key-groups", "64", "--spark-above", "0", "--prepared", folder],
+        "prepare": ["--spark-above", "0", *same],
+        "repartition": ["--key-groups", "64", "--spark-above", "0", *same, "--prepared", folder],
     }
 
 

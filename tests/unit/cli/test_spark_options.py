@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from tests.spark.golden import Golden
 
 from penstock.cli import main
 from penstock.cli.start.spark_options import spark_settings
@@ -76,14 +77,33 @@ def test_settings_without_spark(refused, command, way):
     assert said == f"penstock: --spark-conf 'spark.a=1' has no effect without Spark ({way})\n"
 
 
-def test_a_backfill_without_pyspark(monkeypatch, capsys, tmp_path):
-    (tmp_path / "job.py").write_text("import penstock as ps\n")
+@pytest.fixture
+def backfill(monkeypatch, tmp_path):
+    """Return a function that runs the command of a job to a folder on Spark, for which PySpark is missing."""
+    graph = Golden("windows", tmp_path).graph(monkeypatch)
     monkeypatch.setitem(sys.modules, "penstock.snapshots.on_spark.spark_context", None)
-    monkeypatch.setattr("penstock.cli.start.backfill.planned", lambda *_: None)
-    arguments = ["backfill", str(tmp_path / "job.py"), "--to", str(tmp_path / "begun"), "--master", "local[1]"]
-    monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main.app()
-    assert ended.value.code == 2
+    monkeypatch.setattr("penstock.cli.start.backfill.planned", lambda *_: graph)
+    arguments = ["penstock", "backfill", "job.py", "--master", "local[1]", "--to"]
+
+    def run(target):
+        monkeypatch.setattr(sys, "argv", [*arguments, str(target)])
+        with pytest.raises(SystemExit) as ended:
+            main.app()
+        assert ended.value.code == 2
+
+    return run
+
+
+def test_a_backfill_without_pyspark(backfill, capsys, tmp_path):
+    backfill(tmp_path / "begun")
     way = f"{extra_hint('spark')}; without --master it runs in this process"
     assert capsys.readouterr() == ("starting Spark on local[1]\n", f"penstock: Spark is not installed ({way})\n")
+
+
+def test_a_used_folder_is_refused_before_spark_starts(backfill, capsys, tmp_path):
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "manifest.json").touch()
+    backfill(tmp_path / "used")
+    said, refused = capsys.readouterr()
+    assert said == ""
+    assert "already holds a savepoint" in refused

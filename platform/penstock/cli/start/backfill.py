@@ -169,10 +169,11 @@ def backfill(
     graph = planned(job, parse_overrides(settings or []), "")
     clock = SystemClock()
     began = clock.monotonic_ms()
+    work = Backfill(graph, options, clock, SystemRand())  # refuses a wrong job, table or target before Spark starts
     if master is not None and not json:
         say(f"starting Spark on {master}")
     with _engine(master, given) as engine:
-        result = Backfill(graph, options, clock, SystemRand()).run(engine, _progress(quiet=json))
+        result = work.run(engine, _progress(quiet=json))
     seconds = (clock.monotonic_ms() - began) / 1000
     if json:
         print_json(_as_json(graph.name, result, seconds))

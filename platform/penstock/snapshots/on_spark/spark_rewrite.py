@@ -285,8 +285,9 @@ def _rekey_rows(lows: dict[str, list[tuple[int, int]]], encoded: bytes) -> Itera
     numbers = [number for _, number in lows[piece.state]]
     for step, (_, new) in enumerate(piece.rekeyed()):
         hashes = new.column(KEY_HASH).to_numpy()
-        order = hash_order(hashes)  # so that `ordered` merges runs
+        order = hash_order(hashes)  # the receiver's stable sort then only merges sorted runs
         together = new.take(pa.array(order))
+        # the ranges of a state cover all hashes
         stops = [*np.searchsorted(hashes[order], bounds[1:]).tolist(), len(hashes)]
         for number, first, stop in zip(numbers, [0, *stops], stops, strict=False):
             if stop > first:

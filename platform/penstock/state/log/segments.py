@@ -427,6 +427,7 @@ def newest_rows(table: pa.Table, schema: pa.Schema, *, keep_deleted: bool) -> pa
         mixed ^= (table.column(ROW).to_numpy().view(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)).view(np.int64)
     entries = [batch.column(name) for name in entry_names(schema)]
     newest = np.ones(len(hashes), np.bool_)
+    # rows of one key have one mixed hash; only a list or map almost always has equal ones
     if entries or _has_equal(mixed):
         index = KeyIndex(pa.schema([schema.field(n) for n in names]))
         slots = index.upsert(key_columns(batch, names), mixed)
