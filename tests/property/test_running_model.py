@@ -67,6 +67,12 @@ def test_any_history_over_values_of_any_length_gives_the_rows_of_the_model(backe
     backend.check(run, name=st.sampled_from(names), kind=st.sampled_from(sorted(KEYS)), history=OPERATIONS)
 
 
+@on(leaving(3))
+def test_a_row_that_expired_before_a_restore_starts_again(backend):
+    history = [*[("batch", 0, 1)] * 7, ("tick", 1), ("batch", 5, 2), ("tick", 10_000), ("checkpoint",), ("start", 1)]
+    run(backend, "running over values of any length, for a time", "one", history)
+
+
 #: From here on there is something to be fetched, of which a part has expired.
 BEGIN = [("batch", 1, 20), ("tick", 11_000), ("batch", 2, 10), ("checkpoint",), ("tick", -2_500), ("start", 2)]
 MOVES = step("move", st.sampled_from([MEMORY, FILES, *REMOTE_FILES[:2]]), times=2)

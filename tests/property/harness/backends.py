@@ -12,6 +12,9 @@ from tests.support.depth import depth, examples
 
 from penstock.config.settings import JobSettings
 
+#: As many keys as this stay in memory, with hardly an exception.
+MANY = 100
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -48,7 +51,7 @@ class Backend:
         """Have what stands in for RocksDB, and the size of what was fetched."""
         with contextlib.ExitStack() as stack:
             if self.plain:
-                stack.enter_context(sizes.plain_store())
+                stack.enter_context(sizes.plain_store(keys_leave=self.keys is None or self.keys < MANY))
             if self.local_bytes is not None:
                 stack.enter_context(sizes.few_bytes(self.local_bytes))
             yield
@@ -89,7 +92,7 @@ def remote(keys, *local_bytes):
     all_stay = () if depth() == "fast" else local_bytes[:-1]
     return tuple(
         Backend(f"remote-{most}-{size}", "remote", most, size, plain=True)
-        for most, size in [(keys, local_bytes[0]), *((100, size) for size in all_stay), (keys, local_bytes[-1])]
+        for most, size in [(keys, local_bytes[0]), *((MANY, size) for size in all_stay), (keys, local_bytes[-1])]
     )
 
 

@@ -142,7 +142,9 @@ class RunningTable(PaneTable):
         if self._ttl is not None:
             cells[:, -1] = self._ttl.clock.restored(cells[:, -1])
             if self._cold is not None:  # no sweep removes cold rows
-                cells[cells[:, -1] <= self._ttl.deadline, 0] = 0
+                expired = cells[:, -1] <= self._ttl.deadline
+                cells[expired] = self.spec.initial  # the key's next row is added to these words
+                cells[expired, 0] = 0
 
     def _sweep(self, limit: int) -> None:
         """Remove expired rows of the next keys in memory; cold ones stay until their key has a row."""
