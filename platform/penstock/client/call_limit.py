@@ -68,8 +68,8 @@ class CallLimit:
             raise UsageError("timeout= has no effect outside the main thread", hint="leave it out in other threads")
         self._inside, self._logged, self._begun_ms = True, False, self._clock.monotonic_ms()
         first_ms = self._slow_ms if self._timeout_ms is None else min(self._slow_ms, self._timeout_ms)
+        left_s, every_s = signal.setitimer(signal.ITIMER_REAL, 0)  # no alarm of the other tool between two handlers
         self._before = signal.signal(signal.SIGALRM, self._alarm)
-        left_s, every_s = signal.getitimer(signal.ITIMER_REAL)
         self._other_ms, self._other_every_ms = left_s * 1000, every_s * 1000
         if self._other_ms:
             first_ms = min(first_ms, self._other_ms)
