@@ -1,4 +1,4 @@
-"""What every store of a lease must do: a folder, S3 and Kubernetes elect a leader by it."""
+"""The contract of a lease store, by which a leader is elected: in a folder, on S3, in Kubernetes."""
 
 from concurrent.futures import ThreadPoolExecutor
 
