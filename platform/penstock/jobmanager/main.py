@@ -18,7 +18,6 @@ import msgspec
 
 from penstock.checkpoint.ha_records import cluster_id
 from penstock.checkpoint.job_lease import this_process
-from penstock.checkpoint.kubernetes_leases import KubernetesLeases
 from penstock.checkpoint.leader_lease import LeaderLease
 from penstock.checkpoint.stores import open_store, place_of
 from penstock.core.clock import Clock, SystemClock
@@ -116,6 +115,8 @@ class JobManager:
         )
         leases = None
         if settings.leader_election:
+            from penstock.checkpoint.kubernetes_leases import KubernetesLeases
+
             leases = KubernetesLeases(settings.leader_election, os.environ, self._clock)
         self.leadership = Leadership(store, lease, self._clock, _log, leases)
         if later_ms:
