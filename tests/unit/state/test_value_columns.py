@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.kernels.keys.key_columns import value_column
+from penstock.kernels.rows.python_values import plain_values, python_values
 from penstock.state.keys.column_store import new_store
-from penstock.state.tables.value_table import plain_values, python_values
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.float16()])

@@ -16,8 +16,8 @@ from penstock.core.errors import StateMismatchError, did_you_mean
 from penstock.core.evolution import NAME, fits_by_name, shown_by_name
 from penstock.core.schema import rows_to_text, schema_from_text
 from penstock.functions.broadcast_state import BroadcastEntries, BroadcastState
+from penstock.kernels.rows.python_values import plain_values
 from penstock.operators.process.collection_binding import ObjectCodec
-from penstock.state.tables.value_table import plain_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,6 +15,7 @@ import pyarrow.types as pt
 
 from penstock.functions.keyed_states import ListChanges, ListState, MapChanges, MapState
 from penstock.functions.state_handles import cells_of
+from penstock.kernels.rows.python_values import plain_values
 from penstock.operators.process.state_binding import (
     RenewingListState,
     RenewingMapState,
@@ -24,7 +25,6 @@ from penstock.operators.process.state_binding import (
     require_all_kept,
 )
 from penstock.state.log.row_spec import ENTRY
-from penstock.state.tables.value_table import plain_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,7 +63,8 @@ class ObjectCodec:
             self._plain.add(type(None))
         self._texts = [i for i, f in enumerate(schema) if not pt.is_primitive(f.type)]
         self._names = [schema.names[i] for i in self._texts]
-        self._scalars = row_type is None
+        #: Whether an object is the Python value of one column.
+        self.plain = row_type is None
         self._tuples = row_type is not None and issubclass(row_type, tuple)
         self.object_bytes = len(schema) * _SCALAR_BYTES + (0 if row_type is None else _ROW_BYTES)
 
@@ -86,7 +87,7 @@ class ObjectCodec:
         """Return the bytes of the strings of values."""
         if not self._texts:
             return 0
-        if self._scalars:
+        if self.plain:
             return sum(map(sys.getsizeof, values))
         if self._tuples:
             return sum(sys.getsizeof(value[i]) for value in values for i in self._texts)
@@ -104,6 +105,7 @@ class MapCodec:
         self.keys = keys
         self.values = values
         self._width = width
+        self.plain = values.plain and (keys is None or keys.plain)
         self.object_bytes = values.object_bytes + (0 if keys is None else keys.object_bytes)
 
     def decode_keys(self, columns: list[list[Any]]) -> list[Any]:

@@ -33,6 +33,7 @@ from penstock.functions.state_handles import Current, NoTimerQueue, TimerQueue, 
 from penstock.functions.state_ttl import ttl_of
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
+from penstock.kernels.rows.python_values import python_values
 from penstock.operators.lateness import RangeWatermarks
 from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
 from penstock.operators.process.broadcast_binding import BoundBroadcast, require_declared
@@ -53,7 +54,6 @@ from penstock.operators.rows.columns import ColumnError, ts_of, visible, without
 from penstock.operators.rows.row_codec import ProcessOutput, RowDecoder, read_columns
 from penstock.operators.rows.row_text import timer_text, value_text
 from penstock.operators.rows.user_functions import gc_paused, load_function, user_error
-from penstock.state.tables.value_table import python_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable

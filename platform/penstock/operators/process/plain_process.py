@@ -22,13 +22,13 @@ from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.functions.operator_lists import OperatorElements, OperatorListState, UnionState
 from penstock.functions.process_function import OpenContext, RowContext
+from penstock.kernels.rows.python_values import plain_values
 from penstock.operators.operator import NO_CAPABILITIES, Operator, OperatorSnapshot
 from penstock.operators.process.state_binding import ValueCodec, saved_state
 from penstock.operators.rows.columns import ts_of
 from penstock.operators.rows.row_codec import ProcessOutput, RowDecoder, read_columns
 from penstock.operators.rows.user_functions import UserFunctionError, gc_paused, load_function, user_error
 from penstock.state.log.row_spec import RowSpec
-from penstock.state.tables.value_table import plain_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

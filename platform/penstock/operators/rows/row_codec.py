@@ -27,9 +27,9 @@ import pydantic
 from penstock.core.elements import TS_COLUMN, Batch
 from penstock.core.errors import did_you_mean
 from penstock.core.schema import arrow_schema_of
+from penstock.kernels.rows.python_values import python_values
 from penstock.operators.rows.columns import ColumnError, assemble, without_ts
 from penstock.operators.rows.row_text import numbered_row, short_text, value_text
-from penstock.state.tables.value_table import python_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

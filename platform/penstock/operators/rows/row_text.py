@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.secrets import REDACTED, is_secret_name, redacted
-from penstock.state.tables.value_table import python_values
+from penstock.kernels.rows.python_values import python_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -138,6 +138,8 @@ class KeyWindows:
 class _RowCodec:
     """Rows as elements; see `state.tables.collection_table.EntryCodec`."""
 
+    plain = False
+
     def __init__(self, schema: pa.Schema, row_type: type | None) -> None:
         rows = without_ts(schema)
         self._make = row_maker(rows.names, row_type)
@@ -185,7 +187,7 @@ class _RowCodec:
 class _WindowCodec:
     """Windows as `BufferedWindow`."""
 
-    object_bytes = _WINDOW_BYTES
+    plain, object_bytes = False, _WINDOW_BYTES
 
     def __init__(self) -> None:
         self._decoder = msgspec.msgpack.Decoder(BufferedWindow)

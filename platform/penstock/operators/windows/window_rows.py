@@ -24,6 +24,7 @@ from penstock.functions.evictors import WindowElement
 from penstock.functions.window_functions import AppliedFunction, WindowContext
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
+from penstock.kernels.rows.python_values import python_values
 from penstock.operators.lateness import LateRows, RangeWatermarks
 from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
 from penstock.operators.rows.columns import ts_of, visible
@@ -42,7 +43,6 @@ from penstock.operators.windows.window_outputs import (
 )
 from penstock.operators.windows.window_schemas import MERGED, PARTIAL, parse_rows
 from penstock.state.log.ttl import TtlClock
-from penstock.state.tables.value_table import python_values
 
 if TYPE_CHECKING:
     from penstock.core.elements import Barrier

@@ -7,9 +7,8 @@ sessions, in the owner's thread.
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
-from itertools import compress, pairwise
+from itertools import chain, compress, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,34 +18,34 @@ import pyarrow.types as pt
 
 from penstock.core.elements import MAX_TIMESTAMP
 from penstock.core.errors import UsageError
-from penstock.kernels.keys.key_columns import FixedColumn, bytes_to_arrow, fixed_to_arrow, value_column
 from penstock.kernels.keys.key_types import is_fixed
-from penstock.state.keys.column_store import BytesStore, new_store
+from penstock.kernels.rows.python_values import plain_values
 from penstock.state.keys.sorted_keys import bound, bounds, decode_keys, encode_keys, second_numbers
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.spill.rocksdb import RECORD_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from penstock.core.keygroup import HashRange
-    from penstock.kernels.compiler.compile import I32, I64, U8
+    from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
     from penstock.state.spill.rocksdb import LocalBytes, RocksStore
 
 #: A record of a key from its parts, and back; parts of states that were added later are missing.
-_JOINED, _PARTED = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(list[bytes]).decode
-#: Precedes the lines of a part: the number of its layout, and of its rows.
-_HEAD = np.dtype([("layout", "<u2"), ("rows", "<u4")])
-_VALID = "valid"
+_ENCODED, _PARTED = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(list[bytes]).decode
+_ROWS = msgspec.msgpack.Decoder(list[tuple[Any, ...]]).decode
+#: Types whose Python values are in parts.
+_PLAIN = (pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.binary())
+#: The type of the values in parts for any other type, by its bits.
+_WORDS = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64(), 128: pa.binary(16)}
 
 
 class RowPacker:
     """A packer of the rows of keys in one state, a part of their records; dictionaries are returned plain.
 
-    A part is empty if its key has no rows. A row is a line of integers as narrow as all values so far allow: a value of
-    a fixed type, or the bytes of a text. The validity of the columns precedes them once there was a null.
+    A part is the list of the rows of its key in MessagePack; it is empty if there are none.
     """
 
     def __init__(self, types: Sequence[pa.DataType], number: int = 0) -> None:
@@ -56,140 +55,46 @@ class RowPacker:
         """
         self.number = number
         self._types = tuple(t.value_type if pt.is_dictionary(t) else t for t in types)
-        self._texts = [k for k, data_type in enumerate(self._types) if not is_fixed(data_type)]
-        self._widths = [1] * len(self._types)
-        self._nulls = not self._types
-        #: Those in parts; the last one is in use.
-        self._layouts = [self._layout()]
-        self._widening = threading.Lock()
-
-    def _layout(self) -> np.dtype[Any]:
-        valid = [(_VALID, "u1", (max(1, -(-len(self._types) // 8)),))] if self._nulls else []
-        return np.dtype([*valid, *((f"c{k}", f"<i{width}") for k, width in enumerate(self._widths))])
-
-    def _fitting(self, words: Sequence[I64], *, nulls: bool) -> tuple[int, np.dtype[Any]]:
-        """Return the number and layout for rows, after it was widened if these values do not fit it; any thread."""
-        least = list(map(_width_of, words))
-        with self._widening:
-            widths = [max(pair) for pair in zip(self._widths, least, strict=True)]
-            if widths != self._widths or (nulls and not self._nulls):
-                self._widths, self._nulls = widths, self._nulls or nulls
-                self._layouts.append(self._layout())
-            return len(self._layouts) - 1, self._layouts[-1]
+        self._packed = tuple(map(_packed_type, self._types))
+        #: Whether the values in parts are the Python values of the columns.
+        self.plain = all(data_type in _PLAIN for data_type in self._types)
 
     def pack(self, rows: KeyRows) -> list[bytes]:
         """Return the part of each key."""
-        columns, counts, total = rows.columns, rows.counts, int(rows.counts.sum())
-        if total == 0:
-            return [b""] * len(counts)
-        words: list[I64] = []
-        texts: list[list[bytes]] = []
-        for array, data_type in zip(columns, self._types, strict=True):
-            column = value_column(array)
-            if isinstance(column, FixedColumn):
-                words.append(column.values)
-                continue
-            store = new_store(data_type, total, 0)
-            assert isinstance(store, BytesStore)  # noqa: S101 - as its values
-            store.append(column, np.arange(total, dtype=np.int32), 0)  # without gaps; a null has no bytes
-            words.append(np.diff(store.starts))
-            texts.append(_cut(store.data[: store.starts[-1]].tobytes(), store.starts[_edges(counts)]))
-        number, layout = self._fitting(words, nulls=any(array.null_count for array in columns))
-        lines = np.zeros(total, layout)
-        for k, word in enumerate(words):
-            lines[f"c{k}"] = word
-        if columns and _has_valid(layout):
-            valid = [array.is_valid().to_numpy(zero_copy_only=False) for array in columns]
-            lines[_VALID] = np.packbits(np.column_stack(valid), axis=1, bitorder="little")
-        there = counts > 0
-        heads = np.empty(int(there.sum()), _HEAD)
-        heads["layout"], heads["rows"] = number, counts[there]
-        edges = _edges(there * (_HEAD.itemsize + counts * layout.itemsize))
-        data = np.empty(edges[-1], np.uint8)
-        data[_spans(edges[:-1][there], _HEAD)] = heads.view(np.uint8).reshape(-1, _HEAD.itemsize)
-        data[_line_spans(edges[:-1], counts, layout)] = lines.view(np.uint8).reshape(total, -1)
-        parts = _cut(data.tobytes(), edges)
-        return list(map(b"".join, zip(parts, *texts, strict=True))) if texts else parts
-
-    def counts(self, parts: Sequence[bytes]) -> I64:
-        """Return the number of rows of each key."""
-        return _opened(parts)[2]["rows"].astype(np.int64)
+        if not rows.counts.any():
+            return [b""] * len(rows.counts)
+        columns = [_packed_values(*each) for each in zip(rows.columns, self._packed, strict=True)]
+        every = zip(*columns, strict=True) if columns else repeat(())
+        return self.encode(islice(every, count) for count in rows.counts.tolist())
 
     def unpack(self, parts: Sequence[bytes]) -> KeyRows:
         """Return the rows of keys from their parts."""
-        data, starts, heads = _opened(parts)
-        counts = heads["rows"].astype(np.int64)
-        words = np.empty((len(self._types), int(counts.sum())), np.int64)
-        valid = np.ones((words.shape[1], len(self._types)), np.uint8) if self._nulls else None
-        stops = np.empty(len(parts), np.int64)
-        for number in np.unique(heads["layout"]).tolist():
-            layout, which = self._layouts[number], heads["layout"] == number
-            stops[which] = _HEAD.itemsize + counts[which] * layout.itemsize
-            lines = data[_line_spans(starts[which], counts[which], layout)].view(layout)[:, 0]
-            places = slice(None) if which.all() else np.repeat(which, counts)
-            for k in range(len(words)):
-                words[k, places] = lines[f"c{k}"]
-            if valid is not None and _has_valid(layout):
-                valid[places] = np.unpackbits(lines[_VALID], axis=1, count=len(words), bitorder="little")
-        rows, texts = _edges(counts), list[bytes]()
-        for k in self._texts:
-            begins, stops = stops, stops + np.diff(_edges(words[k])[rows])
-            spans = zip(parts, begins.tolist(), stops.tolist(), strict=True)
-            texts.append(b"".join([part[begin:stop] for part, begin, stop in spans]))
-        return KeyRows(counts, self._arrays(words, valid, texts))
+        found = list(self.decode(parts))
+        counts = np.fromiter(map(len, found), np.int64, len(found))
+        columns = list(zip(*chain.from_iterable(found), strict=True)) or [()] * len(self._types)
+        types = zip(columns, self._packed, self._types, strict=True)
+        return KeyRows(counts, [pa.array(values, packed).view(data_type) for values, packed, data_type in types])
 
-    def _arrays(self, words: I64, valid: np.ndarray | None, texts: list[bytes]) -> list[pa.Array]:
-        arrays, data = [], iter(texts)
-        for k, data_type in enumerate(self._types):
-            there = None if valid is None or valid[:, k].all() else np.ascontiguousarray(valid[:, k])
-            if is_fixed(data_type):
-                arrays.append(fixed_to_arrow(words[k], there, data_type))
-                continue
-            text = np.frombuffer(next(data), np.uint8)
-            arrays.append(bytes_to_arrow(text, _edges(words[k]), there, data_type))
-        return arrays
+    @staticmethod
+    def encode(rows: Iterable[Iterable[tuple[Any, ...]]]) -> list[bytes]:
+        """Return the part of each key from its rows, of values as they are in parts."""
+        return [_ENCODED(own) if own else b"" for own in map(list, rows)]
+
+    @staticmethod
+    def decode(parts: Iterable[bytes]) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield the rows of each key, of values as they are in parts."""
+        return (_ROWS(part) if part else [] for part in parts)
 
 
-def _has_valid(layout: np.dtype[Any]) -> bool:
-    return layout.names is not None and _VALID in layout.names
+def _packed_type(data_type: pa.DataType) -> pa.DataType:
+    """Return the type of the values in parts for a type."""
+    if data_type in _PLAIN or not (is_fixed(data_type) or pt.is_decimal128(data_type)):
+        return data_type
+    return _WORDS[data_type.bit_width]
 
 
-def _width_of(words: I64) -> int:
-    """Return the bytes of the narrowest integers that have these values."""
-    bits = max(int(words.max()), -1 - int(words.min())).bit_length() + 1
-    return next(width for width in (1, 2, 4, 8) if bits <= 8 * width)
-
-
-def _spans(starts: I64, item: np.dtype[Any]) -> I64:
-    """Return the places of the bytes of items with these starts, a line for each."""
-    spans: I64 = starts[:, None] + np.arange(item.itemsize)
-    return spans
-
-
-def _line_spans(starts: I64, counts: I64, layout: np.dtype[Any]) -> I64:
-    """Return the places of the bytes of all lines, from the start of each part and its number of lines."""
-    numbers = np.arange(counts.sum()) - np.repeat(_edges(counts)[:-1], counts)
-    return _spans(np.repeat(starts + _HEAD.itemsize, counts) + numbers * layout.itemsize, layout)
-
-
-def _opened(parts: Sequence[bytes]) -> tuple[U8, I64, np.ndarray]:
-    """Return the bytes of parts, the start of each in them, and the heads; that of an empty part is zero."""
-    data = np.frombuffer(b"".join(parts), np.uint8)
-    sizes = np.fromiter(map(len, parts), np.int64, len(parts))
-    starts, heads, there = _edges(sizes)[:-1], np.zeros(len(parts), _HEAD), sizes > 0
-    heads[there] = data[_spans(starts[there], _HEAD)].view(_HEAD)[:, 0]
-    return data, starts, heads
-
-
-def _edges(counts: I64) -> I64:
-    """Return the end of each one of a number of items in a row, after a zero."""
-    edges = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=edges[1:])
-    return edges
-
-
-def _cut(data: bytes, edges: I64) -> list[bytes]:
-    return [data[a:b] for a, b in pairwise(edges.tolist())]
+def _packed_values(array: pa.Array, packed: pa.DataType) -> list[Any]:
+    return plain_values((array.dictionary_decode() if pt.is_dictionary(array.type) else array).view(packed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +175,7 @@ class SpillStore:
         records = list(zip(*parts, strict=True))
         there = np.fromiter(map(any, records), np.bool_, len(records))
         return PackedKeys(
-            keys.hashes[slots[there]], self._names(keys, slots[there]), list(map(_JOINED, compress(records, there)))
+            keys.hashes[slots[there]], self._names(keys, slots[there]), list(map(_ENCODED, compress(records, there)))
         )
 
     def put_packed(self, rows: PackedKeys) -> None:
@@ -361,7 +266,7 @@ class SpillStore:
             left = [b"" if which[place] else own[place] for own, which in zip(parts, gone, strict=True)]
             if any(left):
                 kept.append(place)
-                written.append(_JOINED(left))
+                written.append(_ENCODED(left))
         self.store.put([names[place] for place in kept], written)
         self.store.delete([names[place] for place in np.setdiff1d(changed, kept).tolist()])
         if self.local is not None:

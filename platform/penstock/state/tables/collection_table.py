@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from penstock.kernels.rows.python_values import plain_values
 from penstock.state.keys.key_index import KeyCounts, KeyIndex
 from penstock.state.log.segment_columns import DELETED, keyed_batch
 from penstock.state.log.segments import last_entries
@@ -21,7 +22,6 @@ from penstock.state.memory.slot_arrays import pieces, with_room
 from penstock.state.spill.cold_records import KeyRows
 from penstock.state.tables.changes import ChangeLog
 from penstock.state.tables.key_space import find_key, live_rows
-from penstock.state.tables.value_table import plain_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -60,6 +60,10 @@ class EntryCodec(Protocol):
         """Return the value columns of values."""
 
     @property
+    def plain(self) -> bool:
+        """Whether keys and values are the Python values of one column each."""
+
+    @property
     def object_bytes(self) -> int:
         """The bytes of a key and its value as objects, without the text of strings."""
 
@@ -94,6 +98,7 @@ class CollectionTable:
         self._codec = codec
         self._log = ChangeLog(source.spec, source.log)
         self._packer = state.register(source)
+        self._plain = codec.plain and self._packer.plain and ttl is None
         #: Evicted keys whose lists expired since the last freeze.
         self._expired: KeyIndex | None = None
         self._limits = source.limits
@@ -101,6 +106,7 @@ class CollectionTable:
         #: A list or dict, the part of a record with its elements or entries (`RowPacker`), or None.
         self._held = np.full(first, None, object)
         self._is_object = np.zeros(first, np.bool_)
+        #: The number of elements or entries of an object; 1 for a part.
         self._lengths: I32 = np.zeros(first, np.int32)
         #: For a list: the index after its last element; it restarts only when no element is left anywhere.
         self._ends: I64 = np.zeros(first if lists else 0, np.int64)
@@ -138,7 +144,10 @@ class CollectionTable:
         """Return how many elements or entries every key has."""
         hashes = self._state.index.hashes
         self._fit_slots()
-        return KeyCounts(hashes, self._lengths[: len(hashes)], ((self._state.index.view(), len(hashes)),))
+        lengths = self._lengths[: len(hashes)].copy()
+        packed = np.flatnonzero((lengths > 0) & ~self._is_object[: len(hashes)])
+        lengths[packed] = list(map(len, self._packer.decode(self._held[packed].tolist())))
+        return KeyCounts(hashes, lengths, ((self._state.index.view(), len(hashes)),))
 
     def changed(self, slots: I32, containers: Sequence[Any]) -> None:
         """Set the lists or dicts of the slots; empty ones are dropped."""
@@ -146,7 +155,7 @@ class CollectionTable:
         held = [container or None for container in containers]
         self._hold(slots, held, np.fromiter(map(len, containers), np.int32, len(slots)))
 
-    def _hold(self, slots: I32, held: Iterable[Any], lengths: I32 | I64, *, objects: bool = True) -> None:
+    def _hold(self, slots: I32, held: Iterable[Any], lengths: I32, *, objects: bool = True) -> None:
         """Set the lists or dicts of distinct slots, or their parts, and the numbers of elements or entries."""
         were = self._is_object[slots]
         before, now = self._lengths[slots[were]], lengths if objects else lengths[:0]
@@ -311,9 +320,18 @@ class CollectionTable:
         self._fit_slots()
         slots = slots[self._is_object[slots]]
         if len(slots):
-            rows = self._rows_of(slots, self._held[slots].tolist())
+            parts = self._parts_of(slots, self._held[slots].tolist())
             self._release(slots)
-            self._hold_parts(slots, self._packer.pack(rows), rows.counts)
+            self._hold_parts(slots, parts)
+
+    def _parts_of(self, slots: I32, containers: Sequence[Any]) -> list[bytes]:
+        """Return the parts of slots, all with lists or dicts that are not empty."""
+        if not self._plain:
+            return self._packer.pack(self._rows_of(slots, containers))
+        if not self.lists:
+            return self._packer.encode(map(dict.items, containers))
+        firsts = (self._ends[slots] - self._lengths[slots]).tolist()
+        return self._packer.encode(map(enumerate, containers, firsts))
 
     def _unpack(self, slots: I32) -> None:
         """Replace the parts of slots by lists or dicts."""
@@ -321,18 +339,33 @@ class CollectionTable:
         slots = slots[(self._lengths[slots] > 0) & ~self._is_object[slots]]
         if len(slots) == 0:
             return
-        rows, entries = self._packer.unpack(self._held[slots].tolist()), len(self.spec.entries)
+        parts = self._held[slots].tolist()
+        containers = self._plain_containers(slots, parts) if self._plain else self._decoded(slots, parts)
+        self._hold(slots, containers, np.fromiter(map(len, containers), np.int32, len(slots)))
+        self._text += sum(map(self._codec.measured, containers))
+
+    def _plain_containers(self, slots: I32, parts: Sequence[bytes]) -> list[Any]:
+        """Return the lists or dicts of slots whose elements or entries are in parts as they are."""
+        rows = self._packer.decode(parts)
+        if not self.lists:
+            return list(map(dict, rows))
+        found = list(rows)
+        self._ends[slots] = [own[-1][0] + 1 for own in found]
+        return [[value for _, value in own] for own in found]
+
+    def _decoded(self, slots: I32, parts: Sequence[bytes]) -> list[Any]:
+        """Return the lists or dicts of slots, after their times of last access were set."""
+        rows, entries = self._packer.unpack(parts), len(self.spec.entries)
         own, sizes = rows.columns[: entries + len(self.spec.values)], rows.counts.tolist()
         names = self._codec.decode_keys([plain_values(array) for array in own[:entries]])
         values = self._codec.decode_values([plain_values(array) for array in own[entries:]])
         if self.lists:
             self._ends[slots] = own[0].to_numpy()[np.cumsum(rows.counts) - 1] + 1
-        self._hold(slots, self._grouped(names, values, sizes), rows.counts)
-        self._text += self._codec.text_bytes(own)
         if self.stamps is not None:
             times = rows.columns[-1].to_numpy().tolist()
             for slot, known in zip(slots.tolist(), self._grouped(names, times, sizes), strict=True):
                 self.stamps.put(slot, known)
+        return list(self._grouped(names, values, sizes))
 
     def _grouped(self, names: Sequence[Any], values: Sequence[Any], sizes: list[int]) -> Iterator[Any]:
         """Yield the list of so many values each, or the dict by name."""
@@ -402,10 +435,11 @@ class CollectionTable:
     def load_parts(self, slots: I32, parts: Sequence[bytes]) -> None:
         """Add the elements or entries of slots, which have none in memory, as parts of their keys' records."""
         self._fit_slots()
-        self._hold_parts(slots, parts, self._packer.counts(parts))
+        self._hold_parts(slots, parts)
 
-    def _hold_parts(self, slots: I32, parts: Sequence[bytes], counts: I64) -> None:
-        self._hold(slots, [part or None for part in parts], counts, objects=False)
+    def _hold_parts(self, slots: I32, parts: Sequence[bytes]) -> None:
+        there = np.fromiter(map(bool, parts), np.int32, len(parts))
+        self._hold(slots, [part or None for part in parts], there, objects=False)
         self._part_bytes += _bytes_of(parts)
 
     def note_expired(self, keys: KeyColumns, hashes: I64) -> None:
