@@ -8,7 +8,7 @@ sessions, in the owner's thread.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain, compress, islice, repeat
+from itertools import chain, compress, pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: A record of a key from its parts, and back; parts of states that were added later are missing.
 _ENCODED, _PARTED = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(list[bytes]).decode
-_ROWS = msgspec.msgpack.Decoder(list[tuple[Any, ...]]).decode
+_ROWS, _NO_ROWS = msgspec.msgpack.Decoder(list[tuple[Any, ...]]).decode, _ENCODED([])
 #: Types whose Python values are in parts.
 _PLAIN = (pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.binary())
 #: The type of the values in parts for any other type, by its bits.
@@ -64,8 +64,9 @@ class RowPacker:
         if not rows.counts.any():
             return [b""] * len(rows.counts)
         columns = [_packed_values(*each) for each in zip(rows.columns, self._packed, strict=True)]
-        every = zip(*columns, strict=True) if columns else repeat(())
-        return self.encode(islice(every, count) for count in rows.counts.tolist())
+        every = list(zip(*columns, strict=True)) if columns else [()] * int(rows.counts.sum())
+        edges = np.append(0, np.cumsum(rows.counts)).tolist()
+        return [_ENCODED(every[low:high]) if low < high else b"" for low, high in pairwise(edges)]
 
     def unpack(self, parts: Sequence[bytes]) -> KeyRows:
         """Return the rows of keys from their parts."""
@@ -77,13 +78,13 @@ class RowPacker:
 
     @staticmethod
     def encode(rows: Iterable[Iterable[tuple[Any, ...]]]) -> list[bytes]:
-        """Return the part of each key from its rows, of values as they are in parts."""
-        return [_ENCODED(own) if own else b"" for own in map(list, rows)]
+        """Return the part of each key from its rows, at least one, of values as they are in parts."""
+        return list(map(_ENCODED, map(list, rows)))
 
     @staticmethod
-    def decode(parts: Iterable[bytes]) -> Iterator[list[tuple[Any, ...]]]:
+    def decode(parts: Sequence[bytes]) -> Iterator[list[tuple[Any, ...]]]:
         """Yield the rows of each key, of values as they are in parts."""
-        return (_ROWS(part) if part else [] for part in parts)
+        return map(_ROWS, [part or _NO_ROWS for part in parts])
 
 
 def _packed_type(data_type: pa.DataType) -> pa.DataType:

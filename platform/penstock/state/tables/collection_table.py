@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from penstock.kernels.keys.key_types import is_fixed
 from penstock.kernels.rows.python_values import plain_values
 from penstock.state.keys.key_index import KeyCounts, KeyIndex
 from penstock.state.log.segment_columns import DELETED, keyed_batch
@@ -98,7 +99,9 @@ class CollectionTable:
         self._codec = codec
         self._log = ChangeLog(source.spec, source.log)
         self._packer = state.register(source)
+        #: Whether parts have the elements or entries as functions use them.
         self._plain = codec.plain and self._packer.plain and ttl is None
+        self._has_text = not all(is_fixed(field.type) for field in source.spec.row_fields)
         #: Evicted keys whose lists expired since the last freeze.
         self._expired: KeyIndex | None = None
         self._limits = source.limits
@@ -342,7 +345,8 @@ class CollectionTable:
         parts = self._held[slots].tolist()
         containers = self._plain_containers(slots, parts) if self._plain else self._decoded(slots, parts)
         self._hold(slots, containers, np.fromiter(map(len, containers), np.int32, len(slots)))
-        self._text += sum(map(self._codec.measured, containers))
+        if self._has_text:
+            self._text += sum(map(self._codec.measured, containers))
 
     def _plain_containers(self, slots: I32, parts: Sequence[bytes]) -> list[Any]:
         """Return the lists or dicts of slots whose elements or entries are in parts as they are."""
