@@ -10,6 +10,7 @@ from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys
+from penstock.state.spill import rocksdb
 from penstock.state.spill.cold_panes import SortedColdStore
 from penstock.state.spill.rocksdb import RocksStore
 
@@ -45,6 +46,15 @@ def test_a_folder_left_behind_is_emptied(tmp_path):
         opened._db.flush()
         opened._db.close()
     assert any((tmp_path / "cold").iterdir())
+
+
+def test_few_records_stay_in_a_small_write_buffer(tmp_path, monkeypatch):
+    monkeypatch.setattr(rocksdb, "_shared", None)
+    store = RocksStore(tmp_path / "cold", 2 << 20)
+    for number in range(20):
+        store.put([bound(100 * number + k) for k in range(100)], [b"x" * 50] * 100)
+    assert store._db.property_int_value("rocksdb.num-entries-active-mem-table") == 2000
+    store.close()
 
 
 def test_bounds_sort_as_panes_and_hashes_do():

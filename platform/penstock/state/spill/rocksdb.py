@@ -25,6 +25,8 @@ _PIECE = 16_384
 _BLOOM_BITS = 10
 #: Levels from this one on are compressed. Those above take up to about 256 MB, and reads of them a third less CPU.
 _COMPRESSED_LEVEL = 2
+#: Bytes by which a memtable grows. RocksDB's 1 MB would fill a small write buffer with the first record.
+_ARENA_BLOCK = 16 << 10
 _shared: tuple[Any, Any] | None = None
 
 
@@ -99,6 +101,7 @@ class RocksStore:
         options.create_if_missing(True)
         options.set_block_based_table_factory(table)
         options.set_write_buffer_manager(manager)
+        options.set_arena_block_size(_ARENA_BLOCK)
         options.set_max_background_jobs(2)
         options.set_compression_type(library.DBCompressionType.lz4())
         options.set_min_level_to_compress(_COMPRESSED_LEVEL)
