@@ -455,7 +455,8 @@ class RestClient:
                     status, data, more = self._request(url, method, path, content, headers)
                 _require_leader(url, status, data, more)
             except _NotReceivedError as error:
-                failed = failed if isinstance(failed, _NotReceivedError) and failed.refused else error
+                if not isinstance(failed, _NotReceivedError) or error.standby or not failed.refused:
+                    failed = error
             except _UnansweredError as error:
                 if method != "GET" or not self._address.fails_over:
                     raise

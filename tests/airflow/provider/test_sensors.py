@@ -102,8 +102,9 @@ def test_a_connection_to_several_jobmanagers():
 
 
 def leader(hook):
-    """Return the URL of the leader; empty while there is none."""
+    """Return the URL of the leader; empty while none answers."""
     with contextlib.suppress(PenstockError):
+        hook.run(lambda client: client.overview())
         return (hook.run(lambda client: client.leader()) or {}).get("url", "")
     return ""
 

@@ -239,6 +239,14 @@ def test_without_a_leader_the_request_is_sent_again_and_at_last_refused(another)
         assert (retries, len(another.seen)) == ([0, 1, 2], 3)
 
 
+@pytest.mark.parametrize("refused_first", [True, False])
+def test_a_standby_says_more_than_a_refused_connection(another, unused_port, refused_first):
+    urls = [f"http://127.0.0.1:{unused_port}", url_of(another)]
+    client = RestClient(",".join(urls if refused_first else urls[::-1]))
+    with client, pytest.raises(PenstockError, match=r"no JobManager leads at \S+: a standby, no leader"):
+        client.overview()
+
+
 def test_the_leader_of_an_ha_root_is_found_again(server, another, tmp_path):
     another.ready = server.ready = (200, b'{"jobs": []}')
     store, holder = open_store(str(tmp_path)), LeaseHolder(id="root", host="h", machine="", pid=1)
