@@ -10,6 +10,7 @@ import argparse
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,20 +19,24 @@ import time
 from pathlib import Path
 
 import numpy as np
-import polars as pl
+import pyarrow as pa
 from tests.cluster.stage import _Capture
 from tests.support.waiting import wait_until
 
-import penstock as ps
 from penstock.api.environment import use_executor
 from penstock.cli.start.run import execute_file
 from penstock.client.executors import ClusterExecutor, SubmitOptions
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.snapshots.access.declared import with_states
 from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.rewrite.parts import finish, new_target, plan_write, write_part
 from penstock.snapshots.rewrite.repartition import state_bytes
+from penstock.snapshots.rewrite.writing import state_rows
 
 CLI = [sys.executable, "-m", "penstock.cli.main"]
 LIMIT_S = 1_800
+#: Rows that are made at a time.
+PART = 1_000_000
 #: Rows of the first second after a start do not count as output that keeps up.
 AFTER_S = 2.0
 JOB = """
@@ -59,8 +64,11 @@ env = ps.Environment(
     managed_memory={memory!r}, state_backend={backend!r}, unaligned_checkpoints={unaligned},
 )
 orders = env.from_source(DatagenSource(users={users}, rows_per_second=5000), uid="orders")
-totals = {keyed}.aggregate(n=ps.count(), total=ps.sum("amount")).uid("totals")
-shown = totals.select("n", "total").map_batches(seen, returns=Total).filter(pl.col("n") < 0)
+orders = orders.with_columns(**{{name: pl.col("amount") for name in {summed}[1:]}})
+sums = {{name: ps.sum(name) for name in {summed}}}
+totals = {keyed}.aggregate(n=ps.count(), **sums).uid("totals")
+shown = totals.select("n", pl.sum_horizontal({summed}).alias("total")).map_batches(seen, returns=Total)
+shown = shown.filter(pl.col("n") < 0)
 shown.print("none")
 env.execute({name!r})
 """
@@ -74,20 +82,37 @@ class Scene:
 
     def __init__(self, top, options, slots):
         self.top, self.keys, self.options = Path(top), options.keys, options
+        #: When each change of the job began that is measured.
+        self.changes = []
         self.spark = ["--engine", "spark", "--master", f"local[{options.cores}]"] if options.spark else []
         self.cluster = LocalCluster(
             LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=slots, directory=self.top / "cluster")
         )
         self.cluster.start()
-        users = np.arange(self.keys)
-        amounts = np.random.default_rng(1).integers(0, 1 << 40, self.keys)
-        rows = pl.DataFrame({"user_id": users, "__rows": users % 50 + 1, "sum_amount": amounts})
-        self.began = ps.snapshots.write(str(self.top / "begin"), {("totals", "running"): rows}, job=self.graph("begin"))
+        graph, uri = with_states(self.graph("begin")), str(self.top / "begin")
+        plan = plan_write(graph, state_rows(graph, "totals", "running", "bench"), new_target(uri, "0" * 12), "")
+        finish(plan, [write_part(plan, self.rows(), "0")])
+        self.began = uri
+
+    def rows(self):
+        """Yield the table of users, a million at a time."""
+        random = np.random.default_rng(1)
+        for first in range(0, self.keys, PART):
+            users = np.arange(first, min(first + PART, self.keys))
+            rows = users % 50 + 1
+            sums = {f"sum_{name}": random.integers(0, 1 << 40, len(users)) for name in self.summed()}
+            counts = {f"count_{name}": rows for name in self.summed()[1:]}  # made by an expression: may be null
+            yield pa.record_batch({"user_id": users, "__rows": rows, **sums, **counts})
+
+    def summed(self):
+        """Return the columns that are added up."""
+        return ["amount", *(f"amount{i}" for i in range(1, self.options.sums))]
 
     def graph(self, name, **changes):
         values = {
             "name": name, "root": str(self.top / "root"), "users": self.keys, "parallelism": 2, "groups": 1024,
             "keyed": BY_NUMBER, "seen": str(self.top / f"{name}.seen"), "interval": self.options.interval,
+            "summed": self.summed(),
             "memory": self.options.memory, "backend": self.options.backend, "unaligned": self.options.unaligned,
         }  # fmt: skip
         path = self.top / "job.py"
@@ -107,6 +132,11 @@ class Scene:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
+
+    def begin_change(self):
+        """Begin a change of the job, and return the time."""
+        self.changes.append(time.time())
+        return self.changes[-1]
 
     def marks(self, name):
         path = self.top / f"{name}.seen"
@@ -146,6 +176,11 @@ def longest(times, since, until=float("inf")):
     return round(max((later - earlier for earlier, later in pairs if since < later <= until), default=0.0), 2)
 
 
+def pairwise_to_end(times):
+    """Return each time with the one that follows it; the last one with the end of time."""
+    return [*itertools.pairwise(times), (times[-1], float("inf"))]
+
+
 def told(**line):
     """Print one line of JSON."""
     print(json.dumps(line), flush=True)
@@ -156,7 +191,7 @@ def in_place(*parallelisms):
 
     def way(scene, job):
         for number in parallelisms:
-            began = time.time()
+            began = scene.begin_change()
             job.rescale(number)
             told(way=job.name, to=number, running_s=round(time.time() - began, 2))
             scene.wait_for_output(job.name, time.time())
@@ -170,6 +205,7 @@ def upgraded(**options):
 
     def way(scene, job):
         new = scene.graph(job.name, groups=4096)
+        scene.begin_change()
         job.upgrade(new, checkpoints=0, rollback=False, **options)
         return job
 
@@ -190,6 +226,7 @@ def rewritten(command, changes, *, prepared):
             told(way=name, prepared=done, seconds=round(time.monotonic() - began, 1))
             more = ["--prepared", files]
         new = scene.graph(name, **changes)
+        scene.begin_change()
         began = time.monotonic()
         job.cancel()
         job.wait()
@@ -215,25 +252,28 @@ WAYS = {
 
 
 def measure(scene, name):
-    """Start a job, change it, and print the longest time without output."""
+    """Start a job, change it --times times, and print the longest times without output."""
     job = scene.submit(scene.graph(name), scene.began, claim=False)
     completed = lambda: job.client.summary(job.job_id).get("checkpoints-completed", 0)
     wait_until(lambda: completed() >= 3, "three checkpoints", seconds=LIMIT_S, step=0.2)
+    scene.changes.clear()
     with Published(scene.top / "root" / name) as published:
         since = time.time()
         scene.wait_for_output(name, since + scene.options.steady)
-        began = time.time()
-        job = WAYS[name](scene, job)
-        scene.wait_for_output(name, time.time() + scene.options.steady)
+        for _ in range(scene.options.times):
+            job = WAYS[name](scene, job)
+            scene.wait_for_output(name, time.time() + scene.options.steady)
+    began = scene.changes[0]
     marks = scene.marks(name)
     figures = {"gap_s": marks, "published_gap_s": published.times}
     before = {f"steady_{what}": longest(times, since, began) for what, times in figures.items()}
-    after = {what: longest(times, began) for what, times in figures.items()}
+    each = {what: [longest(times, *part) for part in pairwise_to_end(scene.changes)] for what, times in figures.items()}
+    after = {what: statistics.median(gaps) for what, gaps in each.items()}
     history = job.client.checkpoints(job.job_id)["history"]
     done = [one for one in history if one["trigger_timestamp"] > 1000 * began and one["status"] == "COMPLETED"]
     after["checkpoint_s"] = max(one["end_to_end_duration"] for one in done) / 1000
     after["in_flight_bytes"] = max(one["persisted_data"] for one in done)
-    told(way=name, **after, **before, load=round(os.getloadavg()[0], 1))
+    told(way=name, **after, **before, each=each, load=round(os.getloadavg()[0], 1))
     job.cancel()
     job.wait()
 
@@ -242,6 +282,7 @@ def main():
     """Print the state's size, and lines of JSON for each way."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keys", type=int, default=21_000_000)
+    parser.add_argument("--sums", type=int, default=1, help="numbers of 40 bits in each key's state")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--spark", action="store_true", help="rewrite whole states on Spark")
     parser.add_argument("--only", nargs="*", choices=list(WAYS), default=list(WAYS))
@@ -251,6 +292,7 @@ def main():
     parser.add_argument("--interval", default="2s")
     parser.add_argument("--unaligned", action="store_true", help="let barriers overtake rows")
     parser.add_argument("--steady", type=float, default=5.0, help="seconds of output before and after the change")
+    parser.add_argument("--times", type=int, default=1, help="how often; medians of all changes are printed")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as top:
         scene = Scene(top, options, slots=4)
