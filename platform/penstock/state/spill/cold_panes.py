@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 _FIRST_RECORDS = 8192
 #: Highest load factor; above it the file is made twice as large.
 _LOAD = 0.65
+#: A file is made for this many times the records that are known to come, so that it does not grow soon.
+_FIRST_ROOM = 1.2
 _PIECE = 16_384
 _AHEAD = 2 << 20
 #: A stretch takes at most one part in this many of the memory that a store may map.
@@ -326,9 +328,7 @@ class ColdFileStore:
     def _with_room(self, region: int, rows: int) -> _File:
         file = self._files[region]
         if file is None:
-            records = _FIRST_RECORDS
-            while records * _LOAD < max(rows, self._expected):
-                records *= 2
+            records = max(_FIRST_RECORDS, int(max(rows, self._expected) * _FIRST_ROOM / _LOAD))
             words = self._key_words + self._spec.width
             file = _File(self._folder, words, self.regions[region], records, self._mapped_bytes)
         elif file.count + rows > file.capacity * _LOAD:
