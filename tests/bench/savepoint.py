@@ -47,11 +47,12 @@ def main():
     """Print the state's size, and a line of JSON for each savepoint."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keys", type=int, default=20_000_000)
-    parser.add_argument("--sums", type=int, default=1, help="numbers of 40 bits in each key's state")
+    parser.add_argument("--sums", type=int, default=1, help="numbers of 60 bits in each key's state")
     parser.add_argument("--backend", default="hashmap")
     parser.add_argument("--memory", default="1GB")
     parser.add_argument("--slots", type=int, nargs="*", default=[1, 4])
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--begin", help="a savepoint of the same keys and sums that exists")
     options = parser.parse_args()
     options.spark, options.cores, options.unaligned, options.interval = False, 2, False, "2s"
     with tempfile.TemporaryDirectory(dir=options.folder) as top:
