@@ -158,10 +158,10 @@ class Scene:
 
 
 class Published:
-    """The times at which a job's checkpoints were completed, seen every 10 ms."""
+    """The times at which a job's checkpoints were completed, seen every 10 ms; `find_newest` returns a number."""
 
-    def __init__(self, folder):
-        self.folder, self.times, self._newest = folder, [], -1
+    def __init__(self, find_newest):
+        self._find_newest, self.times, self._newest = find_newest, [], -1
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -175,7 +175,7 @@ class Published:
 
     def _run(self):
         while not self._ended.wait(0.01):
-            newest = max((int(path.stem) for path in self.folder.glob("manifests/*.json")), default=-1)
+            newest = self._find_newest()
             if newest != self._newest:
                 self._newest = newest
                 self.times.append(time.time())
@@ -268,7 +268,9 @@ def measure(scene, name):
     completed = lambda: job.client.summary(job.job_id).get("checkpoints-completed", 0)
     wait_until(lambda: completed() >= 3, "three checkpoints", seconds=LIMIT_S, step=0.2)
     scene.changes.clear()
-    with Published(scene.top / "root" / name) as published:
+    manifests = scene.top / "root" / name / "manifests"
+    newest = lambda: max((int(path.stem) for path in manifests.glob("*.json")), default=-1)
+    with Published(newest) as published:
         since = time.time()
         scene.wait_for_output(name, since + scene.options.steady)
         for _ in range(scene.options.times):
