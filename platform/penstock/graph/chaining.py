@@ -13,28 +13,10 @@ import msgspec
 
 from penstock.core.errors import GraphError
 from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex, KeyGroup, OperatorSpec
+from penstock.graph.operator_kinds import properties_of
 from penstock.graph.stream_graph import StreamEdge, StreamGraph, StreamNode
 from penstock.graph.validation import validate
 
-#: Kinds whose whole configuration shapes their state.
-_STATE_CONFIG = {
-    "window_aggregate": ("key", "window", "aggregates"),
-    "window_rows": ("key", "window"),
-    "zoned_window": ("key", "window", "aggregates"),
-    "partial_window": ("key", "window", "aggregates"),
-    "merged_window": ("key", "window", "aggregates"),
-    "processing_window": ("key", "window", "aggregates"),
-    "session_aggregate": ("key", "window", "aggregates"),
-    "window_top": ("window", "by", "count", "descending", "ties"),
-    "running_aggregate": ("key", "aggregates"),
-    "deduplicate": ("key", "keep", "by"),
-    "interval_join": ("left_key", "right_key", "suffix"),
-    "temporal_join": ("left_key", "right_key", "suffix", "how"),
-    "window_join": ("left_key", "right_key", "suffix", "window", "how"),
-    "window_rows_join": ("left_key", "right_key", "suffix", "window", "how"),
-}
-#: Keys that were added to a configuration later: hashed only where they are given.
-_ADDED = {"interval_join": ("how",)}
 #: Slot sharing group of operators without one, also of unconnected pipelines: they share slots.
 DEFAULT_GROUP = "default"
 
@@ -169,9 +151,10 @@ def fingerprint(vertices: Sequence[JobVertex], edges: Sequence[JobEdge]) -> str:
 
 def _state_of(operator: OperatorSpec) -> list[Any]:
     config = operator.config
-    if operator.kind in _STATE_CONFIG:
-        shape: Any = {key: config.get(key) for key in _STATE_CONFIG[operator.kind]}
-        shape |= {key: config[key] for key in _ADDED.get(operator.kind, ()) if key in config}
+    kind = properties_of(operator.kind)
+    if kind.state_config:
+        shape: Any = {key: config.get(key) for key in kind.state_config}
+        shape |= {key: config[key] for key in kind.added_state_config if key in config}
         fields = _fields(operator.output_schema)
         if operator.kind == "deduplicate":  # the other columns are not in its state
             kept = {*config.get("key", ()), config.get("by")}

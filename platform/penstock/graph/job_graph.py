@@ -14,6 +14,7 @@ import msgspec
 from penstock.config.settings import MOST_SUBTASKS, JobSettings
 from penstock.core.errors import UsageError
 from penstock.core.structs import prepare
+from penstock.graph.operator_kinds import properties_of
 
 
 class Forward(msgspec.Struct, frozen=True, tag="forward"):
@@ -37,14 +38,8 @@ class Broadcast(msgspec.Struct, frozen=True, tag="broadcast"):
 Partitioner = Forward | KeyGroup | Rebalance | Broadcast
 
 
-#: Kinds of operators that have no output.
-ENDS = frozenset({"sink", "collect", "print"})
-#: Kinds without keyed state.
-_UNKEYED_KINDS = frozenset({"source", "sink", "window_top", "map_async", "plain_process", "assign_watermarks"})
-
-
 class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One operator as a value: `kind` names it in `penstock.operators.registry`."""
+    """One operator as a value; `graph.operator_kinds` has the properties of its `kind`."""
 
     uid: str
     name: str
@@ -76,7 +71,7 @@ class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def keyed(self) -> bool:
         """Return whether it keeps keyed state and so takes a share of the slot's managed memory."""
-        return self.stateful and self.kind not in _UNKEYED_KINDS
+        return self.stateful and properties_of(self.kind).keyed
 
 
 class JobVertex(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ from penstock.core.evolution import (
 from penstock.core.snapshot import Committable, OperatorStateSnapshot, SubtaskSnapshot
 from penstock.core.state_names import shown_name
 from penstock.graph.job_graph import JobGraph, OperatorSpec
+from penstock.graph.operator_kinds import KINDS, properties_of
 from penstock.graph.state_redistribution import TASK_STATE_PREFIX
 
 if TYPE_CHECKING:
@@ -39,25 +40,12 @@ Verdict = Literal["same", "migrates", "new", "dropped", "blocked"]
 #: The solution for a blocked state that may be dropped.
 DROP_STATE_HINT = "drop its state with --allow-non-restored-state {}"
 _KEY_IDS = range(101, 501)
-_WINDOWS = (
-    *("window_aggregate", "zoned_window", "partial_window", "merged_window"),
-    *("window_rows", "processing_window", "session_aggregate"),
-)
-_JOINS = ("interval_join", "window_join", "window_rows_join", "temporal_join")
 _BROADCAST = "broadcast"
-#: kind -> names of the non-keyed state that it restores; a function without keys has its own names.
-_RESTORED_NAMES: dict[str, tuple[str, ...]] = {
-    "source": ("splits", "watermark"),
-    "assign_watermarks": ("watermark",),
-    "map_async": ("in-flight",),
-    "broadcast_process": (_BROADCAST, "watermark"),
-    "window_top": ("top",),
-    **dict.fromkeys((*_WINDOWS, *_JOINS, "process", "co_process"), ("watermark",)),
-}
+#: Its non-keyed state has the names that its function declares.
 _USER_FUNCTION = "plain_process"
 #: Names that a function must not give to its own non-keyed state: another kind of operator would restore them as its
 #: own.
-RESERVED_STATE_NAMES = frozenset(name for names in _RESTORED_NAMES.values() for name in names)
+RESERVED_STATE_NAMES = frozenset(name for kind in KINDS.values() for name in kind.restores)
 #: State that may be missing without losing rows: a watermark comes again. A function's state of that name has columns.
 _RECOVERABLE = frozenset({"watermark"})
 #: Number of splits that a message names.
@@ -421,9 +409,8 @@ def new_unkeyed_states(operator: OperatorSpec, held: Mapping[str, Sequence[Opera
 
 
 def _restores(operator: OperatorSpec, name: str) -> bool:
-    return name in (
-        operator.operator_states if operator.kind == _USER_FUNCTION else _RESTORED_NAMES.get(operator.kind, ())
-    )
+    declared = operator.kind == _USER_FUNCTION
+    return name in (operator.operator_states if declared else properties_of(operator.kind).restores)
 
 
 def _has_rows(parts: Sequence[OperatorStateSnapshot]) -> bool:

@@ -1,7 +1,6 @@
 """Checks of a stream graph before anything runs; each fault is one `GraphError` that says how to fix the job.
 
-`penstock.api` calls the column checks. `penstock.graph.chaining` has the whole graph checked, with its state
-backend and its views.
+`penstock.api` calls the column checks. `penstock.graph.chaining` has the whole graph checked, with its views.
 """
 
 from __future__ import annotations
@@ -11,36 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import GraphError, did_you_mean
-from penstock.graph.job_graph import ENDS, KeyGroup
+from penstock.graph.job_graph import KeyGroup
+from penstock.graph.operator_kinds import properties_of
 from penstock.graph.stream_graph import NAME, StreamGraph, StreamNode
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Kinds of operators whose keyed state can be in the object store.
-_REMOTE = frozenset(
-    {
-        "running_aggregate",
-        "deduplicate",
-        "window_aggregate",
-        "zoned_window",
-        "partial_window",
-        "merged_window",
-        "processing_window",
-        "window_rows",
-        "window_rows_join",
-        "session_aggregate",
-        "process",
-        "co_process",
-        "broadcast_process",
-        "interval_join",
-        "window_join",
-        "temporal_join",
-    }
-)
-_BACKEND_HINT = "use state_backend='rocksdb' for this job"
-#: Kinds of operators that pass views on or convert them to plain columns.
-_TAKE = frozenset({"project", "spread_key", "sink", "collect", "print"})
 #: Columns that a window adds to its output; an input column of that name would be hidden.
 WINDOW_COLUMNS = ("window_start", "window_end")
 #: Key column types whose hash is the same here and in Spark (`penstock.kernels` has the same list).
@@ -144,7 +120,6 @@ def validate(graph: StreamGraph, *, complete: bool = True) -> None:
         if complete:
             _check_output_used(graph, node)
             _check_side_outputs(graph, node)
-        check_backend(graph, node)
         check_views(graph, node)
     _check_delivery(graph)
     _check_folders(graph)
@@ -179,7 +154,7 @@ def _check_parallelism(graph: StreamGraph, node: StreamNode) -> None:
 
 
 def _check_output_used(graph: StreamGraph, node: StreamNode) -> None:
-    if node.operator.kind not in ENDS and not graph.out_edges(node.id):
+    if properties_of(node.operator.kind).has_output and not graph.out_edges(node.id):
         msg = f"the output of {node.label} has no reader"
         raise GraphError(msg, hint="end it with .sink_to(...) or .print(), or remove the operator")
 
@@ -219,21 +194,6 @@ def _check_folders(graph: StreamGraph) -> None:
         sinks[folder] = node
 
 
-def check_backend(graph: StreamGraph, node: StreamNode) -> None:
-    """Check one operator.
-
-    Raises:
-        GraphError: the backend does not support its state; names the operator and another backend.
-    """
-    operator = node.operator
-    if graph.settings.state_backend != "remote" or not operator.keyed:
-        return
-    cannot = f"{node.label} cannot keep its state with state_backend='remote'"
-    if operator.kind not in _REMOTE:
-        only = "remote supports process functions, joins, running aggregates, deduplicate and windows"
-        raise GraphError(cannot, hint=f"{only}; {_BACKEND_HINT}")
-
-
 def check_views(graph: StreamGraph, node: StreamNode) -> None:
     """Check one operator's input.
 
@@ -255,7 +215,7 @@ def _check(node: StreamNode, field: pa.Field) -> None:
     if not is_view(field.type):
         msg = f"{node.label}: column {field.name!r} is {field.type}, which contains views"
         raise GraphError(msg, hint="views work for whole columns only: let the source declare plain strings in it")
-    if node.operator.kind not in _TAKE:
+    if not properties_of(node.operator.kind).takes_views:
         kind = "String" if str(field.type) == "string_view" else "Binary"
         way = f".with_columns(pl.col({field.name!r}).cast(pl.{kind}))"
         msg = f"{node.label}: column {field.name!r} is {field.type}, a type that this operator does not accept"

@@ -1,6 +1,7 @@
-"""The operator classes by kind, imported only when deployed: the one list of a job graph's possible operators.
+"""The operator classes by kind, imported only when deployed.
 
-Called by `penstock.task` when a chain is built. A kind is part of the graph's wire form, so it is never renamed.
+Called by `penstock.task` when a chain is built. `penstock.graph.operator_kinds` has the properties of each kind, and
+`penstock.backfill` says in `explain` and `qualify` how backfills run it.
 """
 
 from __future__ import annotations

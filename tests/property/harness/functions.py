@@ -31,4 +31,10 @@ def _stream(schema, key):
 
 
 def _spec(kind, made):
-    return spec_of(kind, made.spec.config, payload=made.spec.payload, output_schema=schema_to_text(made.schema))
+    return spec_of(
+        kind,
+        made.spec.config,
+        payload=made.spec.payload,
+        output_schema=schema_to_text(made.schema),
+        operator_states=made.spec.operator_states,
+    )

@@ -24,6 +24,7 @@ from penstock.core.keygroup import hash_range_of
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.graph.restore_plan import clip_keyed
+from penstock.graph.state_check import restorable_states
 from penstock.graph.state_redistribution import redistribute
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import key_columns
@@ -58,7 +59,7 @@ class Complete(NamedTuple):
 
 def spec_of(kind, config, **more):
     """Return what a job graph says of an operator."""
-    return SimpleNamespace(uid="op", name="op", kind=kind, config=config, **more)
+    return SimpleNamespace(**{"uid": "op", "name": "op", "kind": kind, "config": config, "operator_states": {}, **more})
 
 
 class Job:
@@ -169,6 +170,7 @@ class Job:
     def open(self, subtask, parallelism, store, complete):
         """Return an operator that was opened with the state of a checkpoint."""
         operator = self.create(self.spec.kind)
+        restored = restorable_states(self.spec, complete.operator, ())
         context = SimpleNamespace(
             spec=self.spec,
             job_name="j",
@@ -180,7 +182,7 @@ class Job:
             metrics=self.metrics[subtask],
             input_schemas=tuple(one.schema for one in self.inputs),
             keyed_state=store,
-            restored=redistribute(complete.operator, complete.parallelism, parallelism)[subtask],
+            restored=redistribute(restored, complete.parallelism, parallelism)[subtask],
             limits=self.backend.limits,
         )
         opened = operator.open(context)

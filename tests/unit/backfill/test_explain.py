@@ -45,7 +45,7 @@ def test_stages_tasks_operators_and_rows_between_them(tmp_path):
 
 
 def test_every_kind_of_operator_is_described():
-    assert PROCESSED.keys() == OPERATORS.keys()
+    assert PROCESSED.keys() == OPERATORS.keys(), "add the kind to PROCESSED in backfill/explain.py"
 
 
 class Order(ps.Schema):

@@ -151,31 +151,6 @@ def test_a_job_name_must_fit_paths(graphs):
     refused(lambda: graphs.job_graph("a/b"), "job name 'a/b'")
 
 
-@pytest.mark.parametrize("kind", ["of_another_version"])
-def test_an_operator_whose_state_cannot_be_remote_is_named(graphs, kind):
-    kept = graphs.operator("mine", kind, graphs.source("a"), stateful=True, where="job.py:3")
-    graphs.sink(kept)
-    assert graphs.job_graph().vertices
-    graphs.set(state_backend="remote")
-    refused(graphs.job_graph, "job.py:3", "state_backend='remote'", "'rocksdb'")
-
-
-BY_ROWS = ["window_rows", "window_rows_join", "session_aggregate", "interval_join", "temporal_join"]
-
-
-@pytest.mark.parametrize("kind", ["process", "co_process", "broadcast_process", *BY_ROWS])
-def test_state_can_be_remote(graphs, kind):
-    graphs.set(state_backend="remote")
-    graphs.sink(graphs.operator("mine", kind, graphs.source("a"), stateful=True))
-    assert graphs.job_graph().vertices
-
-
-def test_state_of_a_window_can_be_remote(graphs):
-    graphs.set(state_backend="remote")
-    graphs.sink(graphs.window(graphs.source("a"), "w"))
-    assert graphs.job_graph().vertices
-
-
 VALUES = pa.schema([("user", pa.int64()), ("name", pa.string()), ("cents", pa.decimal128(38, 2)), ("n", pa.float64())])
 
 

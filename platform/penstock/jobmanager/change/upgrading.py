@@ -16,7 +16,8 @@ from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.recovery import Trial
 from penstock.connector.sink import SinkSpec
 from penstock.core.errors import PenstockError, UsageError
-from penstock.graph.job_graph import ENDS, JobGraph, decode_graph, encode_graph
+from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
+from penstock.graph.operator_kinds import ENDS
 from penstock.graph.restore_plan import assign_state
 from penstock.graph.state_check import check_states, require_fit
 from penstock.jobmanager.change.decisions import AdoptDefinition, ChangeContext, ChangeDecision, Note, StopForChange

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import cause_of
-from penstock.graph.job_graph import ENDS
+from penstock.graph.operator_kinds import ENDS
 from penstock.jobmanager.messages.views import UNREACHABLE_MS
 from penstock.rest.flink.java_throwable import serialized_throwable
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.core.elements import Batch
+from penstock.graph.operator_kinds import properties_of
 
 if TYPE_CHECKING:
     from penstock.core.clock import Clock
@@ -27,21 +28,6 @@ LEAST_ROWS = 64
 _FEWER_HELP, _MORE_HELP, _MORE = 0.75, 0.5, 4
 #: Parts until another size is tried again after a trial without effect.
 _PARTS_UNTIL_TRIAL = 256
-_ROW_KINDS = frozenset(
-    {
-        "map",
-        "flat_map",
-        "filter_rows",
-        "map_async",
-        "plain_process",
-        "process",
-        "co_process",
-        "broadcast_process",
-        "window_rows",
-        "window_rows_join",
-        "key_selector",
-    }
-)
 _KINDS_BEFORE = frozenset({"source", "project"})
 
 
@@ -127,7 +113,7 @@ def feeds_rows(operators: Sequence[OperatorSpec]) -> bool:
     A function of whole batches anywhere in the chain gets them whole, unless exact watermarks split them anyway.
     """
     kinds = [operator.kind for operator in operators]
-    rowwise = (kind in _ROW_KINDS or _is_exact(operator) for kind, operator in zip(kinds, operators, strict=True))
+    rowwise = (properties_of(operator.kind).by_row or _is_exact(operator) for operator in operators)
     first = next((index for index, is_rowwise in enumerate(rowwise) if is_rowwise), None)
     if first is None or not _KINDS_BEFORE.issuperset(kinds[:first]):
         return False
