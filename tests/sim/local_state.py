@@ -36,7 +36,7 @@ def local_state(swarm: Swarm) -> Iterator[Path]:
         _noted(patch, PaneTable, "_evict", lambda _table, _result: swarm.seen("keys-evicted"))
         _noted(patch, FrozenSegment, "spill", lambda rows, _result: swarm.seen("changes-spilled", bool(rows._spilled)))
         _noted(patch, FrozenSource, "gather", lambda log, _result: swarm.seen("changes-spilled", bool(log._filed)))
-        _noted(patch, StateBackend, "_open_store", lambda _places, store: opened.update({store._folder: store}))
+        _noted(patch, StateBackend, "open_store", lambda _places, store: opened.update({store._folder: store}))
         _noted(patch, RangeFetcher, "ensure_ranges", lambda _rows, _result: swarm.seen("remote-fetch"))
         _noted(patch, LocalCopies, "read", lambda _copies, data: swarm.seen("copy-read", int(data is not None)))
         _noted(patch, LocalCopies, "_refused", lambda _copies, _result: swarm.seen("copy-refused"))

@@ -18,7 +18,7 @@ from penstock.state.remote.remote_runs import RemoteRuns
 from penstock.state.spill.cold_panes import ColdFileStore, LocalPaneStore, SortedColdStore
 from penstock.state.spill.cold_records import SpillStore
 from penstock.state.spill.join_runs import RunFiles
-from penstock.state.spill.rocksdb import RocksStore, require
+from penstock.state.spill.rocksdb import RocksStore, SortedStore, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +100,7 @@ class StateBackend:
         if backend == "hashmap":
             return None, None
         require()
-        spill_store = SpillStore(lambda: self._open_store("rows"), self._request.limits)
+        spill_store = SpillStore(lambda: self.open_store("rows"), self._request.limits)
         self._opened.append(spill_store)
         if backend != "remote":
             return spill_store, None
@@ -143,12 +143,13 @@ class StateBackend:
     def _local_rows(self, source: FrozenSource[PaneTableSpec], regions: int) -> LocalPaneStore:
         request, spec = self._request, source.spec
         if not _fits_file(spec):
-            return SortedColdStore(spec, self._open_store(source.state), request.hash_range, regions)
+            return SortedColdStore(spec, self.open_store(source.state), request.hash_range, regions)
         files = ColdFileStore(spec, request.hash_range, request.directory, self._share, request.limits, regions)
         files.expect(source.log.rows)
         return files
 
-    def _open_store(self, name: str) -> RocksStore:
+    def open_store(self, name: str) -> SortedStore:
+        """Return a new store for evicted keys and windows; its library was checked by `require`."""
         return RocksStore(self._request.directory / f"cold-{name}", self._share)
 
 

@@ -28,6 +28,6 @@ def _opened(_places, _name):
 def plain_store(*, keys_leave):
     """Have a dict for each RocksDB; with `keys_leave` some keys do leave for it."""
     before = PlainStore.written
-    with mock.patch("penstock.state.state_backend.StateBackend._open_store", _opened):
+    with mock.patch("penstock.state.state_backend.StateBackend.open_store", _opened):
         yield
     assert PlainStore.written > before or not keys_leave or depth() == "fast", "no key has left memory"

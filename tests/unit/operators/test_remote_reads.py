@@ -161,7 +161,7 @@ def due(key):
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr("penstock.state.state_backend.StateBackend._open_store", lambda store, name: PlainStore())
+    monkeypatch.setattr("penstock.state.state_backend.StateBackend.open_store", lambda store, name: PlainStore())
     with small_pieces(), sized(regions=32):
         yield
 

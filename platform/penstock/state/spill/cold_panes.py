@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.state.cells.pane_memory import PaneCells
     from penstock.state.cells.value_heap import ValueHeap
     from penstock.state.keys.key_index import KeyView
-    from penstock.state.spill.rocksdb import RocksStore
+    from penstock.state.spill.rocksdb import SortedStore
 
 _FIRST_RECORDS = 8192
 #: Highest load factor; above it the file is made twice as large.
@@ -428,7 +428,7 @@ def _split_bytes(data: bytes, edges: Sequence[int]) -> list[bytes]:
 class SortedColdStore:
     """Cold rows in a store of sorted bytes."""
 
-    def __init__(self, spec: PaneTableSpec, store: RocksStore, owned: HashRange, regions: int = 1) -> None:
+    def __init__(self, spec: PaneTableSpec, store: SortedStore, owned: HashRange, regions: int = 1) -> None:
         """Start without rows."""
         self._spec = spec
         self._store = store

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
-    from penstock.state.spill.rocksdb import LocalBytes, RocksStore
+    from penstock.state.spill.rocksdb import LocalBytes, SortedStore
 
 #: A record of a key from its parts, and back; parts of states that were added later are missing.
 _ENCODED, _PARTED = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(list[bytes]).decode
@@ -134,11 +134,11 @@ class SpillStore:
     (`ColdTimers`).
     """
 
-    def __init__(self, open_store: Callable[[], RocksStore], limits: StateLimits = PRODUCTION) -> None:
+    def __init__(self, open_store: Callable[[], SortedStore], limits: StateLimits = PRODUCTION) -> None:
         """Open nothing."""
         self._open = open_store
         self.limits = limits
-        self._store: RocksStore | None = None
+        self._store: SortedStore | None = None
         #: Of each state.
         self.packers: list[RowPacker] = []
         self._numbers = 0
@@ -150,7 +150,7 @@ class SpillStore:
         self.local: LocalBytes | None = None
 
     @property
-    def store(self) -> RocksStore:
+    def store(self) -> SortedStore:
         """The store."""
         if self._store is None:
             self._store = self._open()

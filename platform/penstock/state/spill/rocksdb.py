@@ -1,14 +1,14 @@
 """RocksDB as the cold store of keyed state: the only module that imports the library.
 
 It is a spill area, so the write-ahead log is off and the folder is removed at the end. All stores of one process share
-one block cache and one write-buffer manager. For remote state the bytes of its records are counted by region. Called
-through `state.spill.cold_panes` and `state.spill.cold_records`.
+one block cache and one write-buffer manager. For remote state the bytes of its records are counted by region. Opened by
+`state.state_backend`, called through `state.spill.cold_panes` and `state.spill.cold_records`.
 """
 
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -79,8 +79,33 @@ class LocalBytes:
         np.maximum(self.sizes, 0, out=self.sizes)
 
 
-class RocksStore:
-    """One database in a separate folder: sorted keys and values."""
+class SortedStore(Protocol):
+    """Records by key on the local disk, in the order of the keys' bytes; used in one thread.
+
+    `StateBackend.open_store` chooses the class. A store starts empty: checkpoints have everything in it.
+    """
+
+    def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Write or replace; keys are in any order."""
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """Return the values of keys, None where there is none; keys are sorted by their first 16 bytes."""
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Remove keys, of which some may not exist."""
+
+    def delete_range(self, low: bytes, high: bytes) -> None:
+        """Remove all keys from `low` up to, without, `high`."""
+
+    def scan(self, low: bytes, high: bytes, piece: int = _PIECE) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Yield keys from `low` up to, without, `high`, and their values, in order and in batches of `piece`."""
+
+    def close(self) -> None:
+        """Free the store and remove its files."""
+
+
+class RocksStore(SortedStore):
+    """One database in a separate folder."""
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
         """Open an empty store; `memory_bytes` bounds cache and memtables, shared by all stores of the process.
