@@ -65,7 +65,8 @@ def test_few_phrases_that_the_field_does_not_use():
             for phrase in PHRASES:
                 for match in re.finditer(phrase, text):
                     found[f"{path}: {match[0].strip()}"] += 1
-    assert found.total() <= MOST, "\n".join(f"{count} x {where}" for where, count in found.most_common(200))
+    reword = f"{found.total()} phrases, at most {MOST}: reword those of your change (comment of PHRASES)\n"
+    assert found.total() <= MOST, reword + "\n".join(f"{count} x {where}" for where, count in found.most_common(200))
 
 
 def test_the_pages_stay_short():

@@ -1,8 +1,8 @@
 """The methods of job definitions: streams, keyed streams, their windows; each method adds an operator or sends rows.
 
-These classes return each other, so they share a module and contain little code. The modules below (`row_functions`,
-`process`, `window_aggregate`, `joins`...) build the operators: they see a stream as the protocols of `building.flow`
-and return a `NewOperator`.
+These classes return each other, so they share a module and contain little code. The modules of the rooms below
+(`functions.row_functions`, `windows.aggregation`, `windows.joins`...) build the operators: they see a stream as the
+protocols of `building.flow` and return a `NewOperator`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The operator protocol and the built-in operators, the elements of a chain."""
+"""The operator protocol (`operator`), the class of each kind (`registry`), and the operators; used by the task."""

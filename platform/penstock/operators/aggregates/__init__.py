@@ -1,1 +1,1 @@
-"""Aggregating operators without windows, and the schemas that they share with the window operators."""
+"""Aggregating operators without windows, and the schemas that window operators use too; opened by the task."""

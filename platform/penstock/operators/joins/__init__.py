@@ -1,1 +1,1 @@
-"""Join operators."""
+"""Join operators; opened by the task."""

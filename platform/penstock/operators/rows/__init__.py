@@ -1,1 +1,1 @@
-"""Operators on single rows, with columns or with Python functions."""
+"""Operators on single rows, with columns or with Python functions; opened by the task."""

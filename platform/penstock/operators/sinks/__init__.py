@@ -1,1 +1,1 @@
-"""The sink operator and its uncommitted epochs."""
+"""The sink operator and its uncommitted epochs; opened by the task."""

@@ -1,1 +1,1 @@
-"""The source operator, event time and watermarks."""
+"""The source operator, event time and watermarks; opened by the task."""

@@ -1,1 +1,1 @@
-"""Window operators."""
+"""Window operators; opened by the task."""
