@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.checkpoint.job_lease import LeaseHolder
+from penstock.checkpoint.manifest_log import ManifestLog
 from penstock.checkpoint.retention import Sweeper
 from penstock.connector.sink import load_factory
 from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError, StorageError
@@ -75,6 +76,7 @@ class Leader:
             world.clock,
             SeededRand(world.random.getrandbits(32)),
         )
+        self.log: ManifestLog | None = None
         self._pool = SlotPool(_SLOT_TIMEOUT_MS)
         self._known_free = 0
         self._kept = KeptWorkers()
@@ -97,7 +99,7 @@ class Leader:
         def acquire() -> int:
             generation = self.store.acquire(self.run.job_id, self.run.run_id)
             self.run.recorded_by = max(self.run.recorded_by, generation)
-            self.store.seal(self.run.job_id, self.run.run_id, generation)
+            self.log = self.store.seal(self.run.job_id, self.run.run_id, generation)
             return generation
 
         self._call("acquire", acquire, self._acquired)
@@ -166,7 +168,7 @@ class Leader:
             case cmd.AppendManifest(tag, manifest):
                 if manifest.checkpoint_id is not None:
                     self.world.checks.acknowledged(self.master, manifest.checkpoint_id)
-                self._call(f"append {tag}", partial(store.append, tag, manifest), partial(self._appended, tag))
+                self._call(f"append {tag}", lambda: self.log.append(manifest), partial(self._appended, tag))
             case cmd.DeleteEntries(sequences, files, emptied):
                 self._call("delete", partial(store.delete, sequences, files, emptied), lambda _result, _error: None)
             case cmd.RequestSlots(count, wait):

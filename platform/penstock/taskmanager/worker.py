@@ -1,9 +1,8 @@
 """A worker: one job's subtasks in one process, forked from the template, or spawned if forking is not safe.
 
-The main thread is the control loop: it reads commands, re-arms the kernel lease, and passes other commands to the
-`TaskRuntime`. A worker has no orderly shutdown, because its effects are fenced or repeatable. It exits when its
-supervisor closes the socket, is killed when its slot is released, and dies by its lease without contact to the
-JobManager.
+The main thread runs the control loop of `worker_control`. A worker has no orderly shutdown, because its effects are
+fenced or repeatable. It exits when its supervisor closes the socket, is killed when its slot is released, and dies by
+its lease without contact to the JobManager.
 """
 
 from __future__ import annotations
@@ -13,33 +12,21 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from penstock.config.security import Tls
 from penstock.core.clock import Clock, SystemClock
-from penstock.metrics.process import thread_dump
-from penstock.rpc.messages import (
-    DumpThreads,
-    LeaseRenewed,
-    SampleStacks,
-    SubtaskAnswer,
-    WorkerMessage,
-    WorkerReady,
-    decode_worker_command,
-    encode,
-)
+from penstock.rpc.messages import WorkerReady
 from penstock.taskmanager.process_control import (
     arm_lease,
     keep_freed_memory,
     lower_priority,
     raise_descriptor_limit,
-    resident_bytes,
 )
 from penstock.taskmanager.template_messages import WorkerSpec
 from penstock.taskmanager.told_exit import tell_exits
-from penstock.taskmanager.worker_control import LEASE_ACK, NETWORK_NEED, ControlClosedError, WorkerControl
+from penstock.taskmanager.worker_control import ControlClosedError, ControlLoop, WorkerControl
 
 if TYPE_CHECKING:
     from penstock.task.drive.runtime import TaskRuntime
@@ -52,8 +39,6 @@ BACKGROUND_THREADS = 2
 READING_THREADS = 8
 #: Publishing and recovery may block while a broker is down: one thread per sink, up to this number.
 BLOCKING_THREADS = 16
-#: Metrics are sent with the first lease renewal after this time.
-METRICS_INTERVAL_MS = 1000.0
 #: A worker keeps at most one part in this many of its memory after it was freed.
 _KEPT_PART = 8
 #: Exit code of a worker that cannot continue.
@@ -70,84 +55,16 @@ def run_worker(control_socket: socket.socket, spec: WorkerSpec) -> int:
     tell_exits()
     clock = SystemClock()
     control = WorkerControl(control_socket)
-
-    def send(data: bytes) -> None:
-        try:
-            control.send(data)
-        except ControlClosedError as error:
-            # Without a supervisor no further work may have an effect: exit.
-            sys.stderr.write(f"penstock worker: {error}\n")
-            sys.stderr.flush()
-            os._exit(0)
-
-    runtime, sampler, endpoint = _start_runtime(spec, clock, send)
+    runtime, sampler, endpoint = _start_runtime(spec, clock, control)
     arm_lease(spec.lease_ms)
-    send(encode(WorkerReady(worker_id=spec.worker_id, endpoint=endpoint, pid=os.getpid())))
-    loop = _ControlLoop(spec, clock, control, runtime, sampler)
+    control.report(WorkerReady(worker_id=spec.worker_id, endpoint=endpoint, pid=os.getpid()))
     try:
-        loop.run()
+        ControlLoop(spec, clock, control, runtime, sampler).run()
     except ControlClosedError:
         return 0
 
 
-class _ControlLoop:
-    """Reads and dispatches commands."""
-
-    def __init__(
-        self, spec: WorkerSpec, clock: Clock, control: WorkerControl, runtime: TaskRuntime, sampler: StackSampler
-    ) -> None:
-        self._spec = spec
-        self._clock = clock
-        self._control = control
-        self._runtime = runtime
-        self._sampler = sampler
-        self._metrics_sent_ms = clock.monotonic_ms()
-
-    def run(self) -> NoReturn:
-        """Run until ControlClosedError."""
-        while True:
-            command = decode_worker_command(self._control.receive())
-            if isinstance(command, LeaseRenewed):
-                self._renew(command)
-                self._control.send(LEASE_ACK)
-                self._send_metrics()
-                self._runtime.release()
-            if isinstance(command, SampleStacks):
-                self._sampler.ask(command)
-            elif isinstance(command, DumpThreads):
-                self._dump_threads(command)
-            else:
-                self._runtime.handle(command)
-
-    def _renew(self, command: LeaseRenewed) -> None:
-        """Extend the lease; a renewal that was read after its own end is ignored."""
-        remaining = float(self._spec.lease_ms)
-        if command.expires_monotonic_ms:
-            remaining = min(remaining, command.expires_monotonic_ms - self._clock.monotonic_ms())
-        if remaining > 0:
-            arm_lease(remaining)
-
-    def _dump_threads(self, command: DumpThreads) -> None:
-        answer = {"threads": [list(thread) for thread in thread_dump()]}
-        self._control.send(encode(SubtaskAnswer(job_id=command.job_id, request_id=command.request_id, answer=answer)))
-
-    def _send_metrics(self) -> None:
-        now = self._clock.monotonic_ms()
-        if now - self._metrics_sent_ms < METRICS_INTERVAL_MS:
-            return
-        self._metrics_sent_ms = now
-        times = os.times()
-        worker = {
-            "residentMemoryBytes": float(resident_bytes(os.getpid())),
-            "processCpuMs": (times.user + times.system) * 1000.0,
-        }
-        for metrics in self._runtime.metrics(worker):
-            self._control.send(encode(metrics))
-
-
-def _start_runtime(
-    spec: WorkerSpec, clock: Clock, send: Callable[[bytes], None]
-) -> tuple[TaskRuntime, StackSampler, str]:
+def _start_runtime(spec: WorkerSpec, clock: Clock, control: WorkerControl) -> tuple[TaskRuntime, StackSampler, str]:
     # Imported here: the supervisor imports neighbouring modules and must not load the data path.
     from penstock.network.connection import WorkerNetwork
     from penstock.network.handshake import Trust
@@ -159,9 +76,6 @@ def _start_runtime(
     from penstock.task.drive.threads import ParallelReads, ThreadBackground, ThreadDriver
     from penstock.taskmanager.checkpoint_root import require_writable
 
-    def report(message: WorkerMessage) -> None:
-        send(encode(message))
-
     tls = Tls(*map(Path, spec.certificates)) if spec.certificates else None
     trust = Trust(spec.key, tls)
     network = WorkerNetwork(spec.worker_id, spec.listen, clock, on_connection_lost=_log_lost_connection, trust=trust)
@@ -169,21 +83,21 @@ def _start_runtime(
         worker_id=spec.worker_id,
         clock=clock,
         network=network,
-        report=report,
+        report=control.report,
         slow_calls=SlowCalls(clock),
         background=ThreadBackground("ps-background", BACKGROUND_THREADS),
         blocking=ThreadBackground("ps-blocking", BLOCKING_THREADS),
         gather=ParallelReads(ThreadBackground("ps-reads", READING_THREADS)),
         managed_memory_bytes=spec.managed_memory_bytes,
         network_memory_bytes=spec.network_memory_bytes,
-        tell_need=lambda need: send(NETWORK_NEED + encode(need)),
+        tell_need=control.tell_need,
         state_dir=Path(spec.state_dir),
         copies_dir=Path(spec.copies_dir),
         beside=spec.beside,
         require_writable=lambda folder: require_writable(folder, spec.worker_id, spec.taskmanager_id),
     )
     driver = ThreadDriver(clock)
-    sampler = StackSampler(lambda: driver.loops, clock, report)
+    sampler = StackSampler(lambda: driver.loops, clock, control.report)
     steps = SlowSteps(lambda: driver.loops, clock, environment.slow_calls)
     return TaskRuntime(environment, driver, steps.look), sampler, network.endpoint
 

@@ -1,4 +1,4 @@
-"""The control socket of a worker: frames, the worker's end, and the supervisor's end with the worker's process.
+"""The control socket of a worker: frames, the worker's end with its loop, the supervisor's end with the process.
 
 A worker has ended when its control socket is read to the end and its exit status is known. Its last reports are
 therefore relayed before its end. A peer that sends invalid data or does not read in time causes an error, never an
@@ -13,12 +13,31 @@ import os
 import signal
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
 
+from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
+from penstock.metrics.process import thread_dump
+from penstock.rpc.messages import (
+    DumpThreads,
+    LeaseRenewed,
+    NetworkNeed,
+    SampleStacks,
+    SubtaskAnswer,
+    WorkerMessage,
+    decode_worker_command,
+    encode,
+)
+from penstock.taskmanager.process_control import arm_lease, resident_bytes
 from penstock.taskmanager.template_messages import WorkerSpec
+
+if TYPE_CHECKING:
+    from penstock.task.drive.runtime import TaskRuntime
+    from penstock.task.drive.stack_sampler import StackSampler
 
 _LENGTH = struct.Struct("<I")
 #: Deployments and acks contain small state; a larger message is a bug.
@@ -29,6 +48,10 @@ SEND_DEADLINE_SECONDS = 10.0
 LEASE_ACK = b""
 #: First byte of a worker's `NetworkNeed`, which is for its supervisor; it begins no encoded message.
 NETWORK_NEED = b"\x00"
+
+
+#: Metrics are sent with the first lease renewal after this time.
+_METRICS_INTERVAL_MS = 1000.0
 
 
 class ControlClosedError(PenstockError):
@@ -133,9 +156,25 @@ class WorkerControl:
             msg = f"cannot send a report to the supervisor: {error}"
             raise ControlClosedError(msg) from error
 
+    def report(self, message: WorkerMessage) -> None:
+        """Send a message of any thread; end the process if the supervisor has gone: no work may have an effect then."""
+        self._send_or_exit(encode(message))
+
+    def tell_need(self, need: NetworkNeed) -> None:
+        """Send a message to the supervisor itself; end the process if it has gone."""
+        self._send_or_exit(NETWORK_NEED + encode(need))
+
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
+
+    def _send_or_exit(self, data: bytes) -> None:
+        try:
+            self.send(data)
+        except ControlClosedError as error:
+            sys.stderr.write(f"penstock worker: {error}\n")
+            sys.stderr.flush()
+            os._exit(0)
 
     def _exactly(self, count: int) -> bytes:
         parts = bytearray()
@@ -150,6 +189,62 @@ class WorkerControl:
                 raise ControlClosedError(msg)
             parts += part
         return bytes(parts)
+
+
+class ControlLoop:
+    """The worker's main thread: reads commands, renews the kernel lease, passes other commands to the `TaskRuntime`."""
+
+    def __init__(
+        self, spec: WorkerSpec, clock: Clock, control: WorkerControl, runtime: TaskRuntime, sampler: StackSampler
+    ) -> None:
+        """Nothing is read before `run`."""
+        self._spec = spec
+        self._clock = clock
+        self._control = control
+        self._runtime = runtime
+        self._sampler = sampler
+        self._metrics_sent_ms = clock.monotonic_ms()
+
+    def run(self) -> NoReturn:
+        """Run until ControlClosedError."""
+        while True:
+            command = decode_worker_command(self._control.receive())
+            if isinstance(command, LeaseRenewed):
+                self._renew(command)
+                self._control.send(LEASE_ACK)
+                self._send_metrics()
+                self._runtime.release()
+            if isinstance(command, SampleStacks):
+                self._sampler.ask(command)
+            elif isinstance(command, DumpThreads):
+                self._dump_threads(command)
+            else:
+                self._runtime.handle(command)
+
+    def _renew(self, command: LeaseRenewed) -> None:
+        """Extend the lease; a renewal that was read after its own end is ignored."""
+        remaining = float(self._spec.lease_ms)
+        if command.expires_monotonic_ms:
+            remaining = min(remaining, command.expires_monotonic_ms - self._clock.monotonic_ms())
+        if remaining > 0:
+            arm_lease(remaining)
+
+    def _dump_threads(self, command: DumpThreads) -> None:
+        answer = {"threads": [list(thread) for thread in thread_dump()]}
+        self._control.send(encode(SubtaskAnswer(job_id=command.job_id, request_id=command.request_id, answer=answer)))
+
+    def _send_metrics(self) -> None:
+        now = self._clock.monotonic_ms()
+        if now - self._metrics_sent_ms < _METRICS_INTERVAL_MS:
+            return
+        self._metrics_sent_ms = now
+        times = os.times()
+        worker = {
+            "residentMemoryBytes": float(resident_bytes(os.getpid())),
+            "processCpuMs": (times.user + times.system) * 1000.0,
+        }
+        for metrics in self._runtime.metrics(worker):
+            self._control.send(encode(metrics))
 
 
 #: A worker with more unread bytes than this is killed.

@@ -249,7 +249,7 @@ async def test_a_job_that_was_taken_starts_although_the_store_failed_at_first(cl
     def fail_once(self, *arguments):
         if failures:
             raise failures.pop()
-        seal(self, *arguments)
+        return seal(self, *arguments)
 
     monkeypatch.setattr(JobStore, "seal", fail_once)
     job_id = await manager.dispatcher.submit(encoded())

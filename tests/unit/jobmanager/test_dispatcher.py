@@ -277,7 +277,7 @@ async def test_a_job_is_cancelled_before_its_recovery_has_started_it(
         if slow[0]:
             loop.call_soon_threadsafe(sealing.set)
             assert released.wait(DEADLINE_S)
-        seal(*arguments)
+        return seal(*arguments)
 
     monkeypatch.setattr(JobStore, "seal", slow_seal)
     write_running(store, RECORD, tmp_path, factory=f"{__name__}:WithoutSplits")

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from penstock.checkpoint.ha_records import JobRecord
+from penstock.checkpoint.manifest_log import LogEntry, Manifest, ManifestLog
+from penstock.core import failpoints
 from penstock.core.clock import Clock
 from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError
 from penstock.core.failpoints import FailpointError
@@ -80,6 +82,8 @@ class JobDriver:
         #: Set once the end of the job is recorded; one for all drivers of the job.
         self.ended: asyncio.Event = asyncio.Event() if before is None else before.ended
         self.master: JobMaster | None = None
+        #: Sealed by `start`.
+        self._log: ManifestLog | None = None
         self._parts = parts
         self._hooks = hooks
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"store-{record.job_id[:8]}")
@@ -105,7 +109,7 @@ class JobDriver:
     async def start(self, generation: int, *, reconcile_ms: int = 0) -> None:
         """Seal the log and start the job; wait for workers that an earlier leader may have left."""
         record = self.record
-        await self._in_thread(self._parts.store.seal, record.job_id, record.run_id, generation)
+        self._log = await self._in_thread(self._parts.store.seal, record.job_id, record.run_id, generation)
         start = start_options_of(record)
         identity = JobIdentity(
             job_id=record.job_id,
@@ -277,13 +281,27 @@ class JobDriver:
 
     async def _append(self, command: cmd.AppendManifest) -> None:
         try:
-            entry = await self._in_thread(self._parts.store.append, command.tag, command.manifest)
+            entry = await self._in_thread(self._append_entry, command.tag, command.manifest)
         except LeadershipLostError as error:
             self._break(error)
         except (PenstockError, FailpointError) as error:
             self.post(ev.ManifestFailed(command.tag, str(error)))
         else:
             self.post(ev.ManifestAppended(command.tag, entry))
+
+    def _append_entry(self, tag: str, manifest: Manifest) -> LogEntry:
+        """Append an entry in the store thread, passing the failpoints."""
+        assert self._log is not None  # noqa: S101 - the master was made after the seal
+        where: dict[str, Any] = {"tag": tag, "checkpoint": manifest.checkpoint_id}
+        if manifest.kind != "end":
+            failpoints.hit("jobmanager.before_manifest", **where)
+        if manifest.barrier in ("stop", "drain"):
+            failpoints.hit("jobmanager.before_stop", **where)
+        entry = self._log.append(manifest)
+        failpoints.hit("jobmanager.after_end" if manifest.kind == "end" else "jobmanager.after_manifest", **where)
+        if manifest.barrier in ("stop", "drain"):
+            failpoints.hit("jobmanager.during_stop", **where)
+        return entry
 
     def _delete(self, command: cmd.DeleteEntries) -> None:
         """Delete in the store thread; the event loop is woken only for an error."""

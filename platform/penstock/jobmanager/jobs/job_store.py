@@ -5,8 +5,6 @@ Used by `jobmanager.jobs.job_driver`, which runs all calls of one job in one thr
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from penstock.checkpoint.job_lease import LEASE, JobLease, LeaseHolder
@@ -150,8 +148,8 @@ class JobStore:
         with naming_root(self._graph.settings.checkpoint_root):
             return self._lease.acquire(job_id).generation
 
-    def seal(self, job_id: str, run_id: str, generation: int) -> None:
-        """Append this leader's first entry; a run's first seal names its initial state."""
+    def seal(self, job_id: str, run_id: str, generation: int) -> ManifestLog:
+        """Append this leader's first entry; return the log. A run's first seal names its initial state."""
         log = ManifestLog(self._store, generation, self._clock, self._rand)
         live = [entry.manifest for entry in live_entries(log.read())]
         sealed = any(m.kind == "seal" and m.run_id == run_id for m in live)
@@ -162,6 +160,7 @@ class JobStore:
             note = FROM + self._start.from_uri
         log.seal(_with_trial(self._seal_entry(job_id, run_id, generation, note), trial_of(live, run_id)))
         self._log, self._generation = log, generation
+        return log
 
     def continue_as(self, job_id: str, run_id: str, graph: JobGraph, trial: Trial | None = None) -> None:
         """Append the seal of a run that continues this one under the same leader as `graph`, optionally on trial."""
@@ -181,19 +180,6 @@ class JobStore:
             files = tuple(key for prefix in SWEPT_PREFIXES for key in self._store.list(prefix))
         self._note_rescale(entries)
         return entries, files, self._source
-
-    def append(self, tag: str, manifest: Manifest) -> LogEntry:
-        """Append an entry, passing the failpoints."""
-        where: dict[str, Any] = {"tag": tag, "checkpoint": manifest.checkpoint_id}
-        if manifest.kind != "end":
-            failpoints.hit("jobmanager.before_manifest", **where)
-        if manifest.barrier in ("stop", "drain"):
-            failpoints.hit("jobmanager.before_stop", **where)
-        entry = self._opened().append(manifest)
-        failpoints.hit("jobmanager.after_end" if manifest.kind == "end" else "jobmanager.after_manifest", **where)
-        if manifest.barrier in ("stop", "drain"):
-            failpoints.hit("jobmanager.during_stop", **where)
-        return entry
 
     def delete(self, sequences: tuple[int, ...], files: tuple[str, ...], emptied: tuple[Manifest, ...] = ()) -> None:
         """Delete what retention released: entries first, so that no entry ever names a missing file."""

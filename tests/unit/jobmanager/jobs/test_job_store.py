@@ -89,10 +89,10 @@ def test_a_savepoint_is_not_compared_again_once_the_run_has_a_checkpoint(store_o
     place.put("manifest.json", encode_manifest(taken(subtasks=(held,))))
     uri = f"memory://{request.node.name}-savepoint"
     before = store_of("heir", from_uri=uri, allow_non_restored_state=("gone",))
-    before.seal(HEIR, "r2", before.acquire(HEIR, "r2"))
+    log = before.seal(HEIR, "r2", before.acquire(HEIR, "r2"))
     with pytest.raises(StateMismatchError):
         store_of("heir", from_uri=uri).acquire(HEIR, "r2")
-    before.append("checkpoint:1", taken(kind="checkpoint", job_id=HEIR, run_id="r2"))
+    log.append(taken(kind="checkpoint", job_id=HEIR, run_id="r2"))
     assert store_of("heir", from_uri=uri).acquire(HEIR, "r2")
 
 
@@ -121,8 +121,8 @@ def test_a_savepoint_is_not_compared_again_once_the_run_has_a_checkpoint(store_o
 )
 def test_a_resume_that_cannot_succeed_is_refused_at_its_submission(store_of, changes, message):
     before = store_of("origin")
-    before.seal(ORIGIN, "r1", before.acquire(ORIGIN, "r1"))
-    before.append("checkpoint:1", taken(kind="checkpoint", **changes))
+    log = before.seal(ORIGIN, "r1", before.acquire(ORIGIN, "r1"))
+    log.append(taken(kind="checkpoint", **changes))
     before.release()
     with pytest.raises(StateMismatchError, match=message):
         store_of("origin").acquire(HEIR, "r2")
@@ -134,8 +134,8 @@ def test_a_resume_that_cannot_succeed_is_refused_at_its_submission(store_of, cha
 
 def test_a_claim_under_another_root_sees_its_origin_too(store_of, savepoint, request):
     origin = store_of("origin")
-    origin.seal(ORIGIN, "r1", origin.acquire(ORIGIN, "r1"))
-    cut = origin.append("checkpoint:1", taken(kind="checkpoint")).manifest
+    log = origin.seal(ORIGIN, "r1", origin.acquire(ORIGIN, "r1"))
+    cut = log.append(taken(kind="checkpoint")).manifest
     copy = encode_manifest(msgspec.structs.replace(cut, kind="savepoint", origin=origin.uri))
     open_memory_store(savepoint.removeprefix("memory://")).put("manifest.json", copy)
     heir = store_of("origin", root=f"memory://{request.node.name}-elsewhere", from_uri=savepoint)
@@ -151,8 +151,8 @@ def test_a_claim_under_another_root_sees_its_origin_too(store_of, savepoint, req
 def test_an_origin_whose_savepoint_another_name_has_claimed_does_not_go_on(store_of, savepoint):
     """Both would publish what follows the savepoint."""
     origin = store_of("origin")
-    origin.seal(ORIGIN, "r1", origin.acquire(ORIGIN, "r1"))
-    cut = origin.append("stop:1", taken(kind="checkpoint", barrier="stop")).manifest
+    log = origin.seal(ORIGIN, "r1", origin.acquire(ORIGIN, "r1"))
+    cut = log.append(taken(kind="checkpoint", barrier="stop")).manifest
     copy = encode_manifest(msgspec.structs.replace(cut, kind="savepoint"))
     open_memory_store(savepoint.removeprefix("memory://")).put("manifest.json", copy)
     origin.release()
@@ -164,8 +164,8 @@ def test_an_origin_whose_savepoint_another_name_has_claimed_does_not_go_on(store
         chosen = store_of("origin", **choice)
         generation = chosen.acquire(ORIGIN, "r3")
         chosen.release()
-    chosen.seal(ORIGIN, "r4", generation)
-    chosen.append("checkpoint:2", taken(kind="checkpoint", run_id="r4", checkpoint_id=2))
+    log = chosen.seal(ORIGIN, "r4", generation)
+    log.append(taken(kind="checkpoint", run_id="r4", checkpoint_id=2))
     again.acquire(ORIGIN, "r5")
 
 
@@ -190,9 +190,9 @@ def test_a_fork_beside_its_origin_is_none_of_its_business(store_of, savepoint):
 def test_the_next_run_of_a_rescaled_job_is_in_the_log_and_starts_from_its_own_checkpoint(store_of, savepoint, start):
     """Whoever leads next has to fence the ids of both runs, though the second has no checkpoint yet."""
     job = store_of("job", **({"fresh": True} if start == "fresh" else {"from_uri": savepoint}))
-    job.seal(ORIGIN, "r1", job.acquire(ORIGIN, "r1"))
+    log = job.seal(ORIGIN, "r1", job.acquire(ORIGIN, "r1"))
     cut = msgspec.structs.replace(taken(job_name="job", kind="checkpoint", runs=("r1",)), generation=1)
-    job.append("checkpoint:1", cut)
+    log.append(cut)
     job.continue_as(ORIGIN, "r2", make_graph(parallelism=3))
     entries, _files, source = job.read(list_files=False)
     plan = plan_recovery(entries, "r2", source=source)
