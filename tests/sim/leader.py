@@ -15,7 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.checkpoint.job_lease import LeaseHolder
-from penstock.checkpoint.manifest_log import ManifestLog
+from penstock.checkpoint.manifest_log import ManifestLog, seal_entry
+from penstock.checkpoint.recovery import with_trial
 from penstock.checkpoint.retention import Sweeper
 from penstock.connector.sink import load_factory
 from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError, StorageError
@@ -164,7 +165,9 @@ class Leader:
             case cmd.SendToWorkers(manager, worker_ids, message):
                 self._send(manager, worker_ids, message)
             case cmd.ReadLog(list_files):
-                self._call("read log", partial(store.read, list_files=list_files), self._log_read)
+                self._call(
+                    "read log", partial(store.read, self.master.identity.run_id, list_files=list_files), self._log_read
+                )
             case cmd.AppendManifest(tag, manifest):
                 if manifest.checkpoint_id is not None:
                     self.world.checks.acknowledged(self.master, manifest.checkpoint_id)
@@ -292,7 +295,6 @@ class Leader:
 
         def recorded(_result: Any, error: BaseException | None) -> None:
             if error is not None:
-                self.store.set_graph(self.run.graph)
                 self.post(ev.ChangeNotRecorded(str(error)))
                 return
             self.world.swarm.seen("rescaled-in-place" if upgrade is None else f"upgrade-{upgrade.phase}")
@@ -304,14 +306,12 @@ class Leader:
             else:
                 self._call("record the change", written, recorded)
 
-        if graph is None:
+        if graph is None or not command.run_id:
             sealed(None, None)
-        elif not command.run_id:
-            self._call("set graph", partial(self.store.set_graph, graph), sealed)
         else:
-            self._call(
-                "seal", partial(self.store.continue_as, self.run.job_id, command.run_id, graph, command.trial), sealed
-            )
+            generation, now_ms = self.master.identity.generation, self.world.clock.now_ms()
+            seal = seal_entry(graph, self.run.job_id, command.run_id, generation, now_ms)
+            self._call("seal", partial(self.log.append, with_trial(seal, command.trial)), sealed)
 
     # --- TaskManagers -------------------------------------------------------------------------------------------------
 
@@ -334,7 +334,7 @@ class Leader:
             self.post(ev.WorkersKept(found))
 
     def drain(self, name: str) -> bool:
-        """Do what `ChangeRequests.drain` does; return whether the TaskManager can end."""
+        """Do what `RescaleRequests.drain` does; return whether the TaskManager can end."""
         if name not in self.sessions or self.master is None:
             return False
         holders = self._pool.drain(name)

@@ -21,6 +21,8 @@ from penstock.core.structs import prepare
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.graph.job_graph import JobGraph
+
 FORMAT_VERSION = 1
 
 
@@ -127,6 +129,22 @@ def sequence_of(key: str) -> int | None:
     """Invert `key_of`; None for anything else."""
     name = key.removeprefix(PREFIX).removesuffix(".json")
     return int(name) if len(name) == 20 and name.isdigit() else None
+
+
+def seal_entry(graph: JobGraph, job_id: str, run_id: str, generation: int, now_ms: int, note: str = "") -> Manifest:
+    """Return the entry with which a leader or a run begins."""
+    return Manifest(
+        kind="seal",
+        sequence=0,
+        job_id=job_id,
+        job_name=graph.name,
+        run_id=run_id,
+        generation=generation,
+        nonce="",
+        created_ms=now_ms,
+        graph_fingerprint=graph.fingerprint,
+        note=note,
+    )
 
 
 class ManifestLog:

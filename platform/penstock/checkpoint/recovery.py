@@ -36,6 +36,13 @@ class Trial:
     open: bool = True
 
 
+def with_trial(seal: Manifest, trial: Trial | None) -> Manifest:
+    """Return a run's seal with its trial added."""
+    if trial is None:
+        return seal
+    return msgspec.structs.replace(seal, upgrade_of=trial.base, on_trial=trial.open, held=trial.held)
+
+
 def trial_of(live: Sequence[Manifest], run_id: str) -> Trial | None:
     """Return how a run began, from the live entries of a log; None for a run that is no upgrade."""
     seals = [m for m in live if m.kind == "seal" and m.run_id == run_id and m.upgrade_of]

@@ -1,6 +1,6 @@
 """A job graph with another parallelism; pure.
 
-Called by `jobmanager.jobs.change_requests` when a running job is rescaled or upgraded, and by
+Called by `jobmanager.jobs` when a running job is rescaled or upgraded, and by
 `jobmanager.change.adapting`, which fits jobs with the adaptive scheduler into the slots that there are. Vertices that
 are joined by forward edges change together. Operators that choose among the rows of all keys keep one subtask.
 """

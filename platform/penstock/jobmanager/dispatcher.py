@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -25,13 +26,15 @@ from penstock.jobmanager.change.decisions import Failure
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.config import DEFAULT_LIMITS, JobManagerLimits
 from penstock.jobmanager.jobs import enumerators, job_views
-from penstock.jobmanager.jobs.change_requests import ChangeParts, ChangeRequests, default_root
+from penstock.jobmanager.jobs.autoscaler import Autoscaler
 from penstock.jobmanager.jobs.job_archive import archive_of, drop_archive, read_archives, save_archive
 from penstock.jobmanager.jobs.job_driver import DriverHooks, DriverParts, JobDriver
 from penstock.jobmanager.jobs.job_store import JobStore
 from penstock.jobmanager.jobs.known_jobs import (
     KnownJob,
     Operations,
+    RescaleParts,
+    RescaleRequests,
     find_job,
     job_of_token,
     jobs_named,
@@ -41,6 +44,7 @@ from penstock.jobmanager.jobs.known_jobs import (
 from penstock.jobmanager.jobs.recorded_jobs import (
     DEFAULT_OPTIONS,
     SubmitOptions,
+    default_root,
     delete_oldest,
     recorded_jobs,
     start_options_of,
@@ -48,6 +52,7 @@ from penstock.jobmanager.jobs.recorded_jobs import (
     submitted_record,
 )
 from penstock.jobmanager.jobs.savepoint_folders import savepoint_target
+from penstock.jobmanager.jobs.upgrade_requests import UpgradeParts, UpgradeRequests
 from penstock.jobmanager.messages.commands import OperationEnded
 from penstock.jobmanager.messages.events import (
     CancelRequested,
@@ -108,17 +113,27 @@ class Dispatcher:
         self._submitting = asyncio.Lock()
         self._closing = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.changes = ChangeRequests(
-            ChangeParts(
+        self.rescales = RescaleRequests(
+            RescaleParts(
                 jobs=self._jobs,
                 operations=self._operations,
                 obtainable_slots=parts.taskmanagers.pool.obtainable,
                 drain=parts.taskmanagers.drain,
                 drained=lambda: parts.taskmanagers.pool.drained,
+                clock=parts.clock,
+                rand=parts.rand,
+            )
+        )
+        #: Rescales jobs that have the autoscaler on.
+        self.autoscaler = Autoscaler(self._jobs, self._operations, self.rescales.slots, self.rescales.begin)
+        self.upgrades = UpgradeRequests(
+            UpgradeParts(
+                jobs=self._jobs,
+                operations=self._operations,
+                slots=self.rescales.slots,
                 ha_store=parts.ha_store,
                 clock=parts.clock,
                 rand=parts.rand,
-                generation=parts.generation,
                 spawn=self._spawn,
                 verdict_ms=parts.limits.verdict_ms,
             )
@@ -126,7 +141,7 @@ class Dispatcher:
         self._hooks = DriverHooks(
             ended=self._on_ended,
             operation_ended=self._on_operation_ended,
-            changed=self.changes.record_change,
+            changed=self._on_changed,
             handled=lambda driver, master: self._event_logs.entries_added(driver.record.job_id, master),
             broken=lambda driver, error: self._spawn(self._replace(driver, error)),
         )
@@ -154,7 +169,7 @@ class Dispatcher:
                 found[identity] = job
         self._parts.taskmanagers.recover(job.record.job_id for job in found.values())
         for job in found.values():
-            self.changes.resume(job.record)
+            self.upgrades.resume(job.record)
             reconcile_ms = self._parts.taskmanagers.settings.reconcile_timeout_ms
             self._spawn(self._recover_one(job, reconcile_ms=reconcile_ms))
         self._spawn(self._read_shown())
@@ -263,6 +278,10 @@ class Dispatcher:
         """Take a checkpoint now; return a request id."""
         found, request_id = self._find(job), self._parts.rand.token()
         return self._operations.post(found, request_id, CheckpointRequested(request_id))
+
+    def scaling_log(self, job: str) -> dict[str, Any]:
+        """Return the autoscaler's samples and decisions for a job; see `Autoscaler.document`."""
+        return self.autoscaler.document(self._find(job))
 
     def operation(self, request_id: str) -> OperationStatus:
         """Return the status of a stop, savepoint, checkpoint or rescale request."""
@@ -445,7 +464,7 @@ class Dispatcher:
         if job.record.ended:
             return
         self._operations.forget(job.record.job_id)
-        self.changes.resume(job.record)
+        self.upgrades.resume(job.record)
         job.driver = self._driver(job)  # requests wait for the recovery
         job.broken_drivers += 1
         if job.broken_drivers > limits.recover_tries:
@@ -480,12 +499,24 @@ class Dispatcher:
     def _driver(self, job: KnownJob) -> JobDriver:
         parts = self._parts
         store = JobStore(job.graph, start_options_of(job.record), parts.holder, parts.clock, parts.rand)
-        driver_parts = DriverParts(parts.taskmanagers, store, parts.clock, parts.rand, parts.spans)
+        driver_parts = DriverParts(
+            taskmanagers=parts.taskmanagers,
+            store=store,
+            ha_store=parts.ha_store,
+            leader_generation=parts.generation,
+            clock=parts.clock,
+            rand=parts.rand,
+            spans=parts.spans,
+        )
         return JobDriver(job.record, job.graph, driver_parts, self._hooks, job.driver)
+
+    def _on_changed(self, driver: JobDriver) -> None:
+        job = self._jobs[driver.record.job_id]
+        job.record, job.graph = driver.record, driver.graph
 
     def _on_operation_ended(self, driver: JobDriver, ended: OperationEnded) -> None:
         self._operations.end(ended, driver.record.job_id)
-        self.changes.ended(driver.record.job_id, ended)
+        self.upgrades.ended(driver.record.job_id, ended)
 
     def _on_ended(self, driver: JobDriver, state: str, error: str) -> None:
         job = self._jobs[driver.record.job_id]

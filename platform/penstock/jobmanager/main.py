@@ -205,7 +205,7 @@ class JobManager:
                 await asyncio.wait_for(self._stopping.wait(), managers.check_interval_ms / 1000)
             managers.check()
             if self._dispatcher is not None:
-                self._dispatcher.changes.autoscaler.sample(self._clock.now_ms())
+                self._dispatcher.autoscaler.sample(self._clock.now_ms())
 
 
 _WILDCARD_HOSTS = ("0.0.0.0", "[::]", "::")  # noqa: S104 - addresses to replace

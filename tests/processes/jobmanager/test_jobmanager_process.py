@@ -463,7 +463,7 @@ async def test_another_cluster_is_refused_and_told_who_holds_the_job(cluster_of,
 
 async def test_a_jobmanager_that_cannot_look_after_its_cluster_ends(cluster_of, monkeypatch):
     manager, _ = await cluster_of(taskmanager=False)
-    monkeypatch.setattr(manager.dispatcher.changes.autoscaler, "sample", lambda now_ms: now_ms / 0)
+    monkeypatch.setattr(manager.dispatcher.autoscaler, "sample", lambda now_ms: now_ms / 0)
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(manager.wait(), 60)
     await manager.close()

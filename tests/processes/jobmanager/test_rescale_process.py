@@ -40,7 +40,7 @@ def widths(dispatcher, job_id):
 async def test_the_chosen_parallelism_is_recorded_and_outlives_the_leader(cluster_of, encoded, tmp_path):
     manager, machine, job_id = await running(cluster_of, encoded, fresh=True)
     dispatcher = manager.dispatcher
-    request = await dispatcher.changes.rescale(job_id, RescaleTo(3, token="mine"))
+    request = await dispatcher.rescales.request(job_id, RescaleTo(3, token="mine"))
     assert request == "mine"
     assert (await dispatcher.wait_operation(request, 5000)).status == "COMPLETED"
     assert widths(dispatcher, job_id) == [3, 3]
@@ -53,7 +53,7 @@ async def test_the_chosen_parallelism_is_recorded_and_outlives_the_leader(cluste
     await until(lambda: second.dispatcher.summary(job_id).state == "RUNNING", "a running job")
     assert widths(second.dispatcher, job_id) == [3, 3]
     assert second.dispatcher.operation("mine").status == "COMPLETED"
-    assert await second.dispatcher.changes.rescale(job_id, RescaleTo(1, token="mine")) == "mine"
+    assert await second.dispatcher.rescales.request(job_id, RescaleTo(1, token="mine")) == "mine"
     assert widths(second.dispatcher, job_id) == [3, 3]
 
 
@@ -64,7 +64,7 @@ async def test_a_record_that_fails_leaves_the_job_at_its_parallelism(cluster_of,
     failpoints.reset()
     manager, _, job_id = await running(cluster_of, encoded)
     dispatcher = manager.dispatcher
-    request = await dispatcher.changes.rescale(job_id, RescaleTo(3))
+    request = await dispatcher.rescales.request(job_id, RescaleTo(3))
     status = await dispatcher.wait_operation(request, 5000)
     assert (status.status, point in status.error) == ("FAILED", True)
     await until(lambda: dispatcher.summary(job_id).state == "RUNNING", "a running job")
@@ -76,12 +76,12 @@ async def test_a_record_that_fails_leaves_the_job_at_its_parallelism(cluster_of,
 async def test_what_stands_against_it_is_told_and_the_job_goes_on(cluster_of, encoded):
     manager, _, job_id = await running(cluster_of, encoded)
     dispatcher = manager.dispatcher
-    request = await dispatcher.changes.rescale(job_id, RescaleTo(5))
+    request = await dispatcher.rescales.request(job_id, RescaleTo(5))
     status = await dispatcher.wait_operation(request, 5000)
     refused = "no slots: 3 more slots are needed, 2 of 4 are free (start another TaskManager, or ask for less)"
     assert status.error == refused
     with pytest.raises(UsageError, match="key groups") as impossible:
-        await dispatcher.changes.rescale(job_id, RescaleTo(5000))
+        await dispatcher.rescales.request(job_id, RescaleTo(5000))
     told = [entry.text for entry in await dispatcher.story(job_id) if entry.kind == "rescale"]
     assert told[-2:] == [f"abandoned: {refused}", f"refused: {impossible.value}"]
     assert dispatcher.summary(job_id).restarts == 0

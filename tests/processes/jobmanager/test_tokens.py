@@ -30,8 +30,8 @@ async def test_a_token_of_another_jobs_request_is_refused_by_every_leader(cluste
         for made in (
             ask.stop(job, uri=target, token="nightly"),
             ask.savepoint(job, target, token="nightly"),
-            ask.changes.rescale(job, RescaleTo(1, token="nightly")),
-            ask.changes.upgrade(job, other, UpgradePolicy(), "nightly"),
+            ask.rescales.request(job, RescaleTo(1, token="nightly")),
+            ask.upgrades.upgrade(job, other, UpgradePolicy(), "nightly"),
         ):
             with pytest.raises(UsageError, match=r"'nightly' is already used by a request of job 'job'"):
                 await made
@@ -65,8 +65,8 @@ async def test_a_token_is_for_one_kind_of_request_under_every_leader(cluster_of,
     assert (await ask.wait_operation(await ask.savepoint(job, target, token="saved"), 10_000)).status == "COMPLETED"
     for made in (
         ask.stop(job, uri=target, token="saved"),
-        ask.changes.rescale(job, RescaleTo(1, token="saved")),
-        ask.changes.upgrade(job, encoded(parallelism=1), UpgradePolicy(), "saved"),
+        ask.rescales.request(job, RescaleTo(1, token="saved")),
+        ask.upgrades.upgrade(job, encoded(parallelism=1), UpgradePolicy(), "saved"),
     ):
         with pytest.raises(UsageError, match="'saved' is already used by a savepoint request"):
             await made

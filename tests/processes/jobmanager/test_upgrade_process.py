@@ -15,7 +15,7 @@ from penstock.core import failpoints
 from penstock.core.clock import SystemClock
 from penstock.core.errors import StorageError, UsageError
 from penstock.graph.job_graph import decode_graph, encode_graph
-from penstock.jobmanager.jobs import change_requests as changes
+from penstock.jobmanager.jobs import job_driver
 from penstock.jobmanager.messages.commands import OperationEnded
 from penstock.rest.server.app import create_app
 
@@ -47,7 +47,7 @@ async def test_it_is_recorded_released_and_outlives_the_leader(cluster_of, encod
     manager, machine, job_id = await running(cluster_of, encoded)
     dispatcher = manager.dispatcher
     before = dispatcher.summary(job_id).run_id
-    request = await dispatcher.changes.upgrade(job_id, newer(encoded()), TRIAL, "mine")
+    request = await dispatcher.upgrades.upgrade(job_id, newer(encoded()), TRIAL, "mine")
     assert request == "mine"
     done = await dispatcher.wait_operation(request, 9000)
     assert (done.status, done.error) == ("COMPLETED", "")
@@ -57,22 +57,22 @@ async def test_it_is_recorded_released_and_outlives_the_leader(cluster_of, encod
         "the end of the upgrade",
     )
     assert dispatcher.summary(job_id).run_id != before
-    assert dispatcher.changes.view(job_id).checkpoints >= 3
+    assert dispatcher.upgrades.view(job_id).checkpoints >= 3
     assert any(entry.kind == "upgrade" for entry in await dispatcher.story(job_id))
     await machine.close()
     await manager.close()
     second, _ = await cluster_of()
     await until(lambda: second.dispatcher.summary(job_id).state == "RUNNING", "a running job")
     assert second.dispatcher.operation("mine").status == "COMPLETED"
-    assert await second.dispatcher.changes.upgrade(job_id, newer(encoded()), TRIAL, "mine") == "mine"
+    assert await second.dispatcher.upgrades.upgrade(job_id, newer(encoded()), TRIAL, "mine") == "mine"
 
 
 async def test_the_next_leader_goes_on_with_the_trial_and_a_user_ends_it(cluster_of, encoded):
     manager, machine, job_id = await running(cluster_of, encoded)
     policy = msgspec.structs.replace(TRIAL, confirm=True, from_checkpoint=True, deadline_ms=60_000)
-    await manager.dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "mine")
-    await until(lambda: manager.dispatcher.changes.view(job_id).phase == "trial", "the trial")
-    await until(lambda: manager.dispatcher.changes.view(job_id).checkpoints >= 1, "a checkpoint of the trial")
+    await manager.dispatcher.upgrades.upgrade(job_id, newer(encoded()), policy, "mine")
+    await until(lambda: manager.dispatcher.upgrades.view(job_id).phase == "trial", "the trial")
+    await until(lambda: manager.dispatcher.upgrades.view(job_id).checkpoints >= 1, "a checkpoint of the trial")
     await machine.close()
     await manager.close()
     second, _ = await cluster_of()
@@ -86,7 +86,7 @@ async def test_the_next_leader_goes_on_with_the_trial_and_a_user_ends_it(cluster
     done = await dispatcher.wait_operation("mine", 9000)
     assert (done.status, "by a user's verdict" in done.error) == ("FAILED", True)
     await until(lambda: dispatcher.summary(job_id).state == "RUNNING", "a running job")
-    view = dispatcher.changes.view(job_id)
+    view = dispatcher.upgrades.view(job_id)
     assert (view.phase, dispatcher.summary(job_id).run_id) == ("rolled-back", view.back_run_id)
     assert (await call(app, "POST", f"/v1/penstock/jobs/{job_id}/upgrade/verdict?healthy=true"))[0] == 400
     _, text = await call(app, "GET", f"/v1/penstock/jobs/{job_id}/upgrade/mine")
@@ -100,24 +100,24 @@ async def test_a_verdict_is_taken_when_it_is_durable_and_was_not_too_late(cluste
     path = f"/v1/penstock/jobs/{job_id}/upgrade/verdict?healthy="
 
     def on_trial():
-        view = dispatcher.changes.view(job_id)
+        view = dispatcher.upgrades.view(job_id)
         return view is not None and view.phase == "trial" and view.checkpoints
 
     app = create_app(dispatcher, SystemClock(), lambda: None)
     policy = msgspec.structs.replace(TRIAL, confirm=True, from_checkpoint=True, rollback=False, deadline_ms=60_000)
-    await dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "mine")
+    await dispatcher.upgrades.upgrade(job_id, newer(encoded()), policy, "mine")
     await until(on_trial, "the trial")
 
     def away(*_):
         raise StorageError("the store is away")
 
     with monkeypatch.context() as broken:
-        broken.setattr(changes, "write_record", away)
+        broken.setattr(job_driver, "write_record", away)
         status, text = await call(app, "POST", path + "true")
         assert (status, "not recorded yet" in text) == (504, True)
         assert dispatcher.operation("mine").status == "IN_PROGRESS"
     assert (await dispatcher.wait_operation("mine", 9000)).status == "COMPLETED"
-    await dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "other")
+    await dispatcher.upgrades.upgrade(job_id, newer(encoded()), policy, "other")
     await until(on_trial, "the trial")
 
     def lost(_):
@@ -137,10 +137,10 @@ async def test_a_record_that_fails_once_is_written_the_next_time(
     monkeypatch.setenv("PENSTOCK_FAILPOINT_DIR", str(tmp_path / "evidence"))
     failpoints.reset()
     manager, _, job_id = await running(cluster_of, encoded)
-    request = await manager.dispatcher.changes.upgrade(job_id, newer(encoded()), TRIAL)
+    request = await manager.dispatcher.upgrades.upgrade(job_id, newer(encoded()), TRIAL)
     assert (await manager.dispatcher.wait_operation(request, 9000)).status == "COMPLETED"
     await until(lambda: (tmp_path / "evidence").exists(), "the evidence of the failpoint")
-    await until(lambda: manager.dispatcher.changes.view(job_id).phase == "completed", "the end of the upgrade")
+    await until(lambda: manager.dispatcher.upgrades.view(job_id).phase == "completed", "the end of the upgrade")
 
 
 async def test_what_cannot_be_an_upgrade_is_refused_at_once(cluster_of, encoded):
@@ -164,11 +164,11 @@ async def test_what_cannot_be_an_upgrade_is_refused_at_once(cluster_of, encoded)
         status, text = await call(app, "POST", path + query, graph)
         assert status == 400, (query, status, text)
     with pytest.raises(UsageError, match=r"--accept out.*--no-rollback"):
-        await manager.dispatcher.changes.upgrade(job_id, newer(encoded(delivery="at-least-once")), TRIAL)
+        await manager.dispatcher.upgrades.upgrade(job_id, newer(encoded(delivery="at-least-once")), TRIAL)
     with pytest.raises(UsageError, match="no new version on trial"):
-        await manager.dispatcher.changes.judge(job_id, healthy=True)
+        await manager.dispatcher.upgrades.judge(job_id, healthy=True)
     assert manager.dispatcher.summary(job_id).restarts == 0
-    assert manager.dispatcher.changes.view(job_id).phase == "refused"
+    assert manager.dispatcher.upgrades.view(job_id).phase == "refused"
 
 
 async def test_a_savepoint_that_cannot_be_written_is_refused_before_the_old_version_stops(
@@ -180,15 +180,15 @@ async def test_a_savepoint_that_cannot_be_written_is_refused_before_the_old_vers
     policy = msgspec.structs.replace(TRIAL, target=str(file))
     before = dispatcher.summary(job_id).run_id
     with pytest.raises(UsageError, match="is not writable"):
-        await dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "mine")
-    assert "is not writable" in dispatcher.changes.view(job_id).reason
+        await dispatcher.upgrades.upgrade(job_id, newer(encoded()), policy, "mine")
+    assert "is not writable" in dispatcher.upgrades.view(job_id).reason
     done = dispatcher.checkpoints(job_id).completed
     await until(lambda: dispatcher.checkpoints(job_id).completed > done, "another checkpoint")
     assert (dispatcher.summary(job_id).run_id, dispatcher.summary(job_id).restarts) == (before, 0)
     policy = msgspec.structs.replace(policy, from_checkpoint=True)
-    await dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "mine")
+    await dispatcher.upgrades.upgrade(job_id, newer(encoded()), policy, "mine")
     assert (await dispatcher.wait_operation("mine", 9000)).status == "COMPLETED", "it needs no savepoint"
-    view = dispatcher.changes.view(job_id)
+    view = dispatcher.upgrades.view(job_id)
     assert view.phase == "completed", "the refused one is older"
 
 
@@ -199,10 +199,10 @@ async def test_an_upgrade_that_the_job_refuses_is_shown_by_the_next_leader_too(c
     vertex = without_sink.vertices[0]
     renamed = (msgspec.structs.replace(vertex.operators[0], uid="other"),)
     vertices = (msgspec.structs.replace(vertex, operators=renamed), *without_sink.vertices[1:])
-    await dispatcher.changes.upgrade(job_id, newer(encoded(), vertices=vertices), policy, "mine")
+    await dispatcher.upgrades.upgrade(job_id, newer(encoded(), vertices=vertices), policy, "mine")
     done = await dispatcher.wait_operation("mine", 9000)
     assert (done.status, "with this uid" in done.error) == ("FAILED", True)
-    view = dispatcher.changes.view(job_id)
+    view = dispatcher.upgrades.view(job_id)
     assert (view.phase, view.file, done.error in view.reason, view.begun_ms > 0) == ("refused", "v2.py", True, True)
     (told,) = [entry.text for entry in await dispatcher.story(job_id) if entry.kind == "upgrade"]
     assert told == f"refused (v2.py): {done.error}"
@@ -210,4 +210,4 @@ async def test_an_upgrade_that_the_job_refuses_is_shown_by_the_next_leader_too(c
     await machine.close()
     await manager.close()
     second, _ = await cluster_of()
-    await until(lambda: second.dispatcher.changes.view(job_id) == view, "the refused upgrade")
+    await until(lambda: second.dispatcher.upgrades.view(job_id) == view, "the refused upgrade")

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.checkpoint.manifest_log import Manifest, ManifestLog
 from penstock.checkpoint.memory_store import MemoryStore
-from penstock.checkpoint.recovery import live_manifests, trial_of
+from penstock.checkpoint.recovery import live_manifests, trial_of, with_trial
 from penstock.config.settings import JobSettings, RestartStrategy
 from penstock.connector.sink import SinkSpec
 from penstock.connector.source import SourceSpec
@@ -20,7 +20,6 @@ from penstock.core.snapshot import CheckpointMetrics, Committable, FileRef, Oper
 from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex, KeyGroup, OperatorSpec
 from penstock.graph.rescale import is_adaptive
 from penstock.graph.task_deployment import Attempts, decode_deployment
-from penstock.jobmanager.jobs.job_store import _with_trial
 from penstock.jobmanager.master.job_master import JobIdentity, JobMaster
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
@@ -268,7 +267,7 @@ class World:
         identity = JobIdentity(job_id=JOB, run_id=run_id, generation=generation)
         self.generation = generation
         live = live_manifests([entry.manifest for entry in self.log.read()])
-        self.log.seal(_with_trial(self._seal(run_id, note), trial_of(live, run_id)))
+        self.log.seal(with_trial(self._seal(run_id, note), trial_of(live, run_id)))
         self.master = JobMaster(graph, identity, SeededRand(0), 0, upgrade)
         self.workers: dict[str, FakeWorker] = {}
         self.queue: deque = deque()
@@ -445,7 +444,7 @@ class World:
             self.queue.append(ev.ChangeNotRecorded(self.record_error))
             return
         if command.graph is not None:
-            self.log.append(_with_trial(self._seal(command.run_id), command.trial))
+            self.log.append(with_trial(self._seal(command.run_id), command.trial))
             if self.dies_sealed:
                 self.lost = True
                 return

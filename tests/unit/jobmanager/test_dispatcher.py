@@ -180,10 +180,10 @@ async def test_a_recovery_needs_neither_archives_nor_refused_upgrades(store, dis
     store.fault = fault
     await dispatcher.recover()
     await settled(dispatcher)
-    assert dispatcher.changes.view(OTHER.job_id).reason.endswith(REFUSAL.reason)
+    assert dispatcher.upgrades.view(OTHER.job_id).reason.endswith(REFUSAL.reason)
     assert dispatcher.exceptions(OTHER.job_id) == (FAILURE,)
     assert [failure.error for failure in dispatcher.exceptions(JOB)] == ["it failed"]
-    assert dispatcher.changes.view(JOB) is None
+    assert dispatcher.upgrades.view(JOB) is None
 
 
 async def test_the_end_of_a_job_is_recorded_though_its_archive_cannot_be_made(
@@ -367,7 +367,7 @@ async def test_a_job_whose_folder_was_emptied_fails_and_does_not_start_empty(sta
     if left == "nothing":
         (folder / "lease.json").unlink()
     with pytest.raises(SnapshotDamagedError, match=r"was emptied while the job ran: .* is gone .*--fresh"):
-        driver._parts.store.read(list_files=False)
+        driver._parts.store.read("", list_files=False)
     if left == "nothing":
         with pytest.raises(SnapshotDamagedError, match=r"was emptied while the job ran: lease\.json is gone"):
             driver._parts.store.renew()

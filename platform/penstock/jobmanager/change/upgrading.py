@@ -1,6 +1,6 @@
 """The upgrade of one job, from the request to the verdict on the new version; pure.
 
-The first part checks that a version can replace the running one; `jobs.change_requests` calls it at the request.
+The first part checks that a version can replace the running one; `jobs.upgrade_requests` calls it at the request.
 `Upgrading` is a member of `change.job_change`. Each step is in the job record or the log before the next one.
 """
 

@@ -1,6 +1,6 @@
 """Samples every job with the autoscaler on, logs the decision of `jobmanager.change.vertex_scaling`, and rescales.
 
-Part of `jobmanager.jobs.change_requests`, called from the JobManager's event loop; it never blocks. It reads the
+Part of `jobmanager.dispatcher`, called from the JobManager's event loop; it never blocks. It reads the
 metrics that workers send in any case and starts the same rescale as a user. A dry run only logs.
 """
 

@@ -11,19 +11,23 @@ import contextlib
 import logging
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from penstock.checkpoint.ha_records import JobRecord
-from penstock.checkpoint.manifest_log import LogEntry, Manifest, ManifestLog
+import msgspec
+
+from penstock.checkpoint.ha_records import JobRecord, check_leading, write_record
+from penstock.checkpoint.manifest_log import LogEntry, Manifest, ManifestLog, seal_entry
+from penstock.checkpoint.recovery import Trial, with_trial
+from penstock.checkpoint.store import ObjectStore
 from penstock.core import failpoints
 from penstock.core.clock import Clock
 from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError
 from penstock.core.failpoints import FailpointError
 from penstock.core.rand import Rand
-from penstock.graph.job_graph import JobGraph
+from penstock.graph.job_graph import JobGraph, encode_graph
 from penstock.graph.task_deployment import Attempts
 from penstock.jobmanager.change.decisions import Failure
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
@@ -46,8 +50,8 @@ class DriverHooks:
 
     ended: Callable[[JobDriver, str, str], None]
     operation_ended: Callable[[JobDriver, cmd.OperationEnded], None]
-    #: Writes the state of a rescale or upgrade to the job's record, with the new run and its graph if there is one.
-    changed: Callable[[JobDriver, cmd.RecordChange], Awaitable[None]]
+    #: Called when a rescale or upgrade is recorded: the driver has another record, and perhaps another graph.
+    changed: Callable[[JobDriver], None]
     #: Called after events were handled: the event log may have grown.
     handled: Callable[[JobDriver, JobMaster], None]
     #: Called when the driver can do nothing more: it has lost the job's lease or log, or met an internal error.
@@ -60,6 +64,9 @@ class DriverParts:
 
     taskmanagers: TaskManagers
     store: JobStore
+    #: The store of the job records, and the generation of the leader that may write them.
+    ha_store: ObjectStore
+    leader_generation: int
     clock: Clock
     rand: Rand
     spans: SpanSink | None = None
@@ -261,13 +268,23 @@ class JobDriver:
 
     async def _read_log(self, *, list_files: bool) -> None:
         try:
-            entries, files, source = await self._in_thread(lambda: self._parts.store.read(list_files=list_files))
+            entries, files, source = await self._in_thread(lambda: self._read(list_files=list_files))
         except LeadershipLostError as error:
             self._break(error)
         except PenstockError as error:
             self.post(_log_failed(error))
         else:
             self.post(ev.LogRead(entries, files, source))
+
+    def _read(self, *, list_files: bool) -> tuple[tuple[LogEntry, ...], tuple[str, ...], Manifest | None]:
+        """Read the log in the store thread, passing the failpoint of a changed parallelism."""
+        assert self.master is not None  # noqa: S101 - it made the command
+        entries, files, source = self._parts.store.read(self.master.identity.run_id, list_files=list_files)
+        newest = next((e.manifest for e in reversed(entries) if e.manifest.kind == "checkpoint"), source)
+        now = {o.uid: v.parallelism for v in self.graph.vertices for o in v.operators}
+        if newest is not None and any(now.get(uid, old) != old for uid, (old, _vertex) in newest.operators.items()):
+            failpoints.hit("jobmanager.during_rescale", checkpoint=newest.checkpoint_id)
+        return entries, files, source
 
     async def _record_attempt(self, attempts: Attempts) -> None:
         try:
@@ -318,26 +335,38 @@ class JobDriver:
 
     async def _record_change(self, command: cmd.RecordChange) -> None:
         """Seal a new run in the log first, so that later leaders fence it; then write the record, which decides."""
-        store, graph = self._parts.store, command.graph
+        graph, run_id, upgrade = command.graph, command.run_id, command.upgrade
+        kind, about = ("rescale", {"run": run_id}) if upgrade is None else ("upgrade", {"phase": upgrade.phase})
         try:
-            if graph is not None and command.run_id:
-                await self._in_thread(store.continue_as, self.record.job_id, command.run_id, graph, command.trial)
-            elif graph is not None:
-                await self._in_thread(store.set_graph, graph)
-            await self._hooks.changed(self, command)
+            if graph is not None and run_id:
+                await self._in_thread(self._seal_run, graph, run_id, command.trial)
+            record = _changed_record(self.record, command, self._parts.leader_generation)
+            failpoints.hit(f"jobmanager.before_{kind}_record", **about)
+            await asyncio.to_thread(self._write_record, record)
+            failpoints.hit(f"jobmanager.after_{kind}_record", **about)
         except LeadershipLostError as error:
             self._break(error)
         except (PenstockError, FailpointError) as error:
-            await self._in_thread(store.set_graph, self.graph)
             self.post(ev.ChangeNotRecorded(str(error)))
         else:
+            self.record = record
             if graph is not None:
-                self._continue_as(graph)
+                self._enumerators.close()
+                self.graph, self._enumerators = graph, Enumerators(graph, self.post)
+            self._hooks.changed(self)
             self.post(ev.ChangeRecorded())
 
-    def _continue_as(self, graph: JobGraph) -> None:
-        self._enumerators.close()
-        self.graph, self._enumerators = graph, Enumerators(graph, self.post)
+    def _seal_run(self, graph: JobGraph, run_id: str, trial: Trial | None) -> None:
+        """Append the seal of a run that continues this one under the same leader, optionally on trial."""
+        assert self._log is not None  # noqa: S101 - the master was made after the seal
+        assert self.master is not None  # noqa: S101 - it made the command
+        now_ms, generation = self._parts.clock.now_ms(), self.master.identity.generation
+        self._log.append(with_trial(seal_entry(graph, self.record.job_id, run_id, generation, now_ms), trial))
+
+    def _write_record(self, record: JobRecord) -> None:
+        """Write the job record; refuse if a newer leader exists, even if it has not taken over this job yet."""
+        check_leading(self._parts.ha_store, self._parts.leader_generation)
+        write_record(self._parts.ha_store, record)
 
     async def _renew_lease(self) -> None:
         """Renew the lease outside the store thread, which may be busy with a slow append."""
@@ -385,3 +414,24 @@ class JobDriver:
 
 def _log_failed(error: PenstockError) -> ev.LogFailed:
     return ev.LogFailed(f"{type(error).__name__}: {error}", final=isinstance(error, SnapshotDamagedError))
+
+
+def _changed_record(record: JobRecord, command: cmd.RecordChange, generation: int) -> JobRecord:
+    """Return the job record with the state of a rescale or upgrade; with a graph in the command, as a new run."""
+    upgrade = command.upgrade
+    if upgrade is None:
+        token = command.request_id or record.rescale_token  # a user's: the scheduler's own changes have none
+        changed = msgspec.structs.replace(record, rescale_token=token, generation=generation)
+    else:
+        changed = msgspec.structs.replace(record, upgrade=upgrade, generation=generation)
+    if command.graph is None:
+        return changed
+    if not command.run_id:
+        return msgspec.structs.replace(changed, graph=encode_graph(command.graph))
+    allowed = upgrade.policy.allow_non_restored_state if upgrade is not None and command.trial is not None else ()
+    return msgspec.structs.replace(
+        changed,
+        run_id=command.run_id,
+        graph=encode_graph(command.graph),
+        options={"allow_non_restored_state": allowed} if allowed else {},
+    )

@@ -18,16 +18,17 @@ from penstock.checkpoint.manifest_log import (
     decode_manifest,
     highest_generation,
     require_checkpoints,
+    seal_entry,
 )
 from penstock.checkpoint.recovery import (
     FRESH,
     FROM,
-    Trial,
     absolute_paths,
     check_source,
     current_history,
     live_entries,
     trial_of,
+    with_trial,
 )
 from penstock.checkpoint.retention import SWEPT_PREFIXES
 from penstock.checkpoint.store import ObjectStore
@@ -39,7 +40,6 @@ from penstock.checkpoint.stores import (
     require_answer,
     same_store,
 )
-from penstock.core import failpoints
 from penstock.core.clock import Clock
 from penstock.core.errors import JobIdentityError, SnapshotDamagedError, StateMismatchError, StorageError, UsageError
 from penstock.core.rand import Rand
@@ -76,8 +76,9 @@ class JobStore:
         self._lease = JobLease(self._store, holder, clock)
         self._holder = holder
         self._log: ManifestLog | None = None
+        #: The savepoint to start from, and the run that starts from it.
         self._source: Manifest | None = None
-        self._generation = 0
+        self._run_id = ""
 
     @property
     def uri(self) -> str:
@@ -158,28 +159,21 @@ class JobStore:
             note = FRESH
         elif not sealed and self._start.from_uri:
             note = FROM + self._start.from_uri
-        log.seal(_with_trial(self._seal_entry(job_id, run_id, generation, note), trial_of(live, run_id)))
-        self._log, self._generation = log, generation
+        entry = seal_entry(self._graph, job_id, run_id, generation, self._clock.now_ms(), note)
+        log.seal(with_trial(entry, trial_of(live, run_id)))
+        self._log, self._run_id = log, run_id
         return log
 
-    def continue_as(self, job_id: str, run_id: str, graph: JobGraph, trial: Trial | None = None) -> None:
-        """Append the seal of a run that continues this one under the same leader as `graph`, optionally on trial."""
-        self._opened().append(_with_trial(self._seal_entry(job_id, run_id, self._generation, ""), trial))
-        self._start, self._source = StartOptions(), None
-        self.set_graph(graph)
+    def read(self, run_id: str, *, list_files: bool) -> tuple[tuple[LogEntry, ...], tuple[str, ...], Manifest | None]:
+        """Return the entries, the files of the job's folder if requested, and the savepoint that the run starts from.
 
-    def set_graph(self, graph: JobGraph) -> None:
-        """Switch to `graph`."""
-        self._graph = graph
-
-    def read(self, *, list_files: bool) -> tuple[tuple[LogEntry, ...], tuple[str, ...], Manifest | None]:
-        """Return the entries, the files of the job's folder if requested, and the savepoint to start from."""
+        A run that continues another has none.
+        """
         entries = self._opened().read()
         files: tuple[str, ...] = ()
         if list_files:
             files = tuple(key for prefix in SWEPT_PREFIXES for key in self._store.list(prefix))
-        self._note_rescale(entries)
-        return entries, files, self._source
+        return entries, files, self._source if run_id == self._run_id else None
 
     def delete(self, sequences: tuple[int, ...], files: tuple[str, ...], emptied: tuple[Manifest, ...] = ()) -> None:
         """Delete what retention released: entries first, so that no entry ever names a missing file."""
@@ -203,20 +197,6 @@ class JobStore:
     def release(self) -> None:
         """Release the lease."""
         self._lease.release()
-
-    def _seal_entry(self, job_id: str, run_id: str, generation: int, note: str) -> Manifest:
-        return Manifest(
-            kind="seal",
-            sequence=0,
-            job_id=job_id,
-            job_name=self._graph.name,
-            run_id=run_id,
-            generation=generation,
-            nonce="",
-            created_ms=self._clock.now_ms(),
-            graph_fingerprint=self._graph.fingerprint,
-            note=note,
-        )
 
     def _opened(self) -> ManifestLog:
         if self._log is None:
@@ -305,18 +285,3 @@ class JobStore:
             successor_name = f"{successor['job_folder']} ({successor['job_id']})"
             msg = f"job {self._graph.name!r} continues as {successor_name} from its savepoint"
             raise JobIdentityError(msg, hint="--fresh begins a new history, --accept-duplicates resumes it anyway")
-
-    def _note_rescale(self, entries: tuple[LogEntry, ...]) -> None:
-        newest = next((e.manifest for e in reversed(entries) if e.manifest.kind == "checkpoint"), self._source)
-        if newest is None:
-            return
-        now = {o.uid: v.parallelism for v in self._graph.vertices for o in v.operators}
-        if any(now.get(uid, old) != old for uid, (old, _vertex) in newest.operators.items()):
-            failpoints.hit("jobmanager.during_rescale", checkpoint=newest.checkpoint_id)
-
-
-def _with_trial(seal: Manifest, trial: Trial | None) -> Manifest:
-    """Return a run's seal with its trial added."""
-    if trial is None:
-        return seal
-    return msgspec.structs.replace(seal, upgrade_of=trial.base, on_trial=trial.open, held=trial.held)

@@ -1,21 +1,25 @@
-"""The jobs of a dispatcher, their lookup by id, id prefix or name, and the requests to them.
+"""The jobs of a dispatcher, their lookup by id, id prefix or name, and the requests to them, also to rescale.
 
-Used by `jobmanager.dispatcher` and `jobs.change_requests`, also to wait for the end of a request.
+Used by `jobmanager.dispatcher` and `jobs.upgrade_requests`, also to wait for the end of a request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from penstock.checkpoint.ha_records import DamagedRecord, JobRecord, UpgradeRefusal
-from penstock.config.settings import JobSettings
+from penstock.config.settings import JobSettings, ResourceProfile
+from penstock.config.slot_resources import wanted_of
+from penstock.core.clock import Clock
 from penstock.core.errors import JobIdentityError, NotFoundError, NotStartedError, PenstockError, UsageError
-from penstock.graph.job_graph import JobGraph
+from penstock.core.rand import Rand
+from penstock.graph.job_graph import JobGraph, required_slots
+from penstock.graph.rescale import RescaleTo
 from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.jobs.job_archive import JobArchive
 from penstock.jobmanager.jobs.job_driver import JobDriver
@@ -209,6 +213,14 @@ class Operations:
             raise UsageError(msg, hint="the request was ignored; use a new token for each request")
         return known
 
+    def is_known(self, job: KnownJob, request_id: str, kind: str, recorded: str) -> bool:
+        """Return whether a request has been accepted, also by an earlier leader, whose request `recorded` names.
+
+        Raises like `require_own`.
+        """
+        self.require_own(job, request_id, kind)
+        return recorded == request_id or self.known(request_id)
+
     def recorded_status(self, request_id: str, name: str = "") -> OperationStatus | None:
         """Return the status that an earlier leader recorded for a request; records of that job name take precedence."""
         jobs = sorted(self._jobs.values(), key=lambda job: job.record.name != name)
@@ -291,3 +303,71 @@ class Operations:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended[request_id].wait(), timeout_ms / 1000)
         return self.status(request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class RescaleParts:
+    """The parts of the dispatcher that `RescaleRequests` uses."""
+
+    jobs: Mapping[str, KnownJob]
+    operations: Operations
+    obtainable_slots: Callable[[ResourceProfile], int]
+    #: See `TaskManagers.drain`.
+    drain: Callable[[str], frozenset[str]]
+    #: All drained TaskManagers.
+    drained: Callable[[], tuple[str, ...]]
+    clock: Clock
+    rand: Rand
+
+
+class RescaleRequests:
+    """The requests for another parallelism or for other slots, of all jobs; `job` is an id or a name."""
+
+    def __init__(self, parts: RescaleParts) -> None:
+        """Nothing is requested yet."""
+        self._parts = parts
+
+    async def request(self, job: str, to: RescaleTo) -> str:
+        """Continue with another parallelism from a checkpoint; return a request id (the token, if one is given).
+
+        Raises:
+            UsageError: the job is not running or cannot have that parallelism. Any other error fails the request.
+        """
+        return self.begin(find_job(self._parts.jobs, job), to)
+
+    def begin(self, found: KnownJob, to: RescaleTo) -> str:
+        """Do the same for a job that is known."""
+        parts, request_id = self._parts, to.token or self._parts.rand.token()
+        if parts.operations.is_known(found, request_id, "rescale", found.record.rescale_token):
+            return request_id
+        try:
+            graph = to.applied(found.graph, self.slots(found))
+        except UsageError as error:
+            if found.master is not None:
+                found.master.event_log.add(parts.clock.now_ms(), "rescale", f"refused: {error}")
+            raise
+        parts.operations.post(found, request_id, RescaleRequested(request_id, parts.rand.token(16), graph))
+        return request_id
+
+    def drain(self, taskmanager_id: str) -> None:
+        """Move jobs from a TaskManager to other slots, each from a checkpoint, and shut it down when it is unused.
+
+        Idempotent. It is called repeatedly until the TaskManager is gone: a job that starts, changes or writes a
+        savepoint moves later.
+
+        Raises:
+            NotFoundError: no such TaskManager.
+        """
+        parts = self._parts
+        holders = parts.drain(taskmanager_id)
+        for job_id in sorted(holders & parts.jobs.keys()):
+            found = parts.jobs[job_id]
+            if found.master is not None and found.master.may_rescale(parts.clock.now_ms()):
+                request_id = parts.rand.token()
+                moved = RescaleRequested(request_id, parts.rand.token(16), found.graph, parts.drained())
+                parts.operations.post(found, request_id, moved)
+
+    def slots(self, job: KnownJob) -> int:
+        """Return the slots that a job holds or could get."""
+        held = 0 if job.record.ended else required_slots(job.graph)
+        return held + self._parts.obtainable_slots(wanted_of(job.graph.settings))

@@ -19,6 +19,7 @@ from penstock.checkpoint.ha_records import (
     read_records,
 )
 from penstock.checkpoint.store import ObjectStore
+from penstock.checkpoint.stores import join_uri
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
 from penstock.jobmanager.jobs.job_store import StartOptions
@@ -50,6 +51,14 @@ DEFAULT_OPTIONS = SubmitOptions()
 _VERSION_HINT = f"it may be of another version: start that, or {RECORD_HINT}"
 #: Number of ended jobs that are kept. A token of a deleted record starts a new job.
 _RETAINED = 1000
+
+
+def default_root(graph: JobGraph, ha_uri: str) -> JobGraph:
+    """Return the graph with a checkpoint root; without one from the submitter it is below the HA root."""
+    if graph.settings.checkpoint_root:
+        return graph
+    settings = msgspec.structs.replace(graph.settings, checkpoint_root=join_uri(ha_uri, "checkpoints"))
+    return msgspec.structs.replace(graph, settings=settings)
 
 
 def recorded_jobs(

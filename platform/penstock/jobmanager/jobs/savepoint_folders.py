@@ -1,6 +1,6 @@
 """Folders of savepoints: determines and probes the target of a new one, and disposes of an old one.
 
-`savepoint_target` is called by `dispatcher` and `jobs.change_requests` before the job is asked. `Disposals` runs
+`savepoint_target` is called by `dispatcher` and `jobs.upgrade_requests` before the job is asked. `Disposals` runs
 `dispose` in a thread for `rest.jobs.operation_routes`, unless a job still reads from the savepoint.
 """
 

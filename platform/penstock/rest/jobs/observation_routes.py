@@ -75,7 +75,7 @@ def add_autoscaler_route(router: APIRouter, dispatcher: Dispatcher) -> None:
 
     @router.get("/penstock/jobs/{job_id}/autoscaler")
     async def log(job_id: str) -> dict[str, Any]:
-        return dispatcher.changes.scaling_log(job_id)
+        return dispatcher.scaling_log(job_id)
 
 
 GroupParameter = Annotated[int | None, Query(alias="key-group", description="only keys of this key group")]

@@ -40,7 +40,7 @@ def add_rescale_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
         job_id: str, parallelism: int | None = None, vertices: str = "", token: str = ""
     ) -> dict[str, Any]:
         to = RescaleTo(parallelism, _vertices(vertices), token=token)
-        return {"request-id": await dispatcher.changes.rescale(job_id, to)}
+        return {"request-id": await dispatcher.rescales.request(job_id, to)}
 
     @router.get("/jobs/{job_id}/rescaling/{request_id}")
     async def status(job_id: str, request_id: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def add_rescale_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
 
     @router.put("/jobs/{job_id}/resource-requirements")
     async def require(job_id: str, body: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
-        request_id = await dispatcher.changes.rescale(job_id, RescaleTo(bounds=_bounds(body)))
+        request_id = await dispatcher.rescales.request(job_id, RescaleTo(bounds=_bounds(body)))
         status = await dispatcher.wait_operation(request_id, _REFUSED_MS)
         if status.status == "FAILED":
             msg = f"job {job_id} was not rescaled: {status.error}"
@@ -104,11 +104,11 @@ def add_upgrade_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
     async def upgrade(job_id: str, request: Request) -> dict[str, Any]:
         query = request.query_params
         graph, token = await request.body(), query.get("token", "")
-        return {"request-id": await dispatcher.changes.upgrade(job_id, graph, policy_of(query), token)}
+        return {"request-id": await dispatcher.upgrades.upgrade(job_id, graph, policy_of(query), token)}
 
     @router.get("/penstock/jobs/{job_id}/upgrade")
     async def newest(job_id: str) -> dict[str, Any]:
-        view = dispatcher.changes.view(job_id)
+        view = dispatcher.upgrades.view(job_id)
         if view is None:
             msg = f"job {job_id} was never upgraded"
             raise NotFoundError(msg, hint="see `penstock upgrade --help`")
@@ -121,7 +121,7 @@ def add_upgrade_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
 
     @router.post("/penstock/jobs/{job_id}/upgrade/verdict", status_code=202)
     async def verdict(job_id: str, *, healthy: bool) -> dict[str, Any]:
-        await dispatcher.changes.judge(job_id, healthy=healthy)
+        await dispatcher.upgrades.judge(job_id, healthy=healthy)
         return {}
 
 

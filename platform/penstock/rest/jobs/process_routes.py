@@ -91,7 +91,7 @@ def _add_taskmanager(router: APIRouter, dispatcher: Dispatcher) -> None:
     async def release(taskmanager_id: str, *, drain: bool = False) -> dict[str, Any]:
         """Shut down a TaskManager; answers 400 if a job uses it, unless the jobs are moved first (`drain`)."""
         if drain:
-            dispatcher.changes.drain(taskmanager_id)
+            dispatcher.rescales.drain(taskmanager_id)
         else:
             dispatcher.release_taskmanager(taskmanager_id)
         return {}

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.jobmanager.conftest import make_graph
 
 from penstock.checkpoint.job_lease import LeaseHolder
-from penstock.checkpoint.manifest_log import Manifest, encode_manifest
+from penstock.checkpoint.manifest_log import Manifest, encode_manifest, seal_entry
 from penstock.checkpoint.memory_store import open_memory_store
 from penstock.checkpoint.recovery import plan_recovery
 from penstock.core.clock import ManualClock
@@ -193,8 +193,9 @@ def test_the_next_run_of_a_rescaled_job_is_in_the_log_and_starts_from_its_own_ch
     log = job.seal(ORIGIN, "r1", job.acquire(ORIGIN, "r1"))
     cut = msgspec.structs.replace(taken(job_name="job", kind="checkpoint", runs=("r1",)), generation=1)
     log.append(cut)
-    job.continue_as(ORIGIN, "r2", make_graph(parallelism=3))
-    entries, _files, source = job.read(list_files=False)
+    assert (job.read("r1", list_files=False)[2] is None) == (start == "fresh")
+    log.append(seal_entry(make_graph(parallelism=3), ORIGIN, "r2", 1, 0))
+    entries, _files, source = job.read("r2", list_files=False)
     plan = plan_recovery(entries, "r2", source=source)
     assert [e.manifest.note for e in entries if e.manifest.run_id == "r2"] == [""]
     assert (source, plan.restored) == (None, entries[-2].manifest)
