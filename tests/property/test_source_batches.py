@@ -11,7 +11,7 @@ from tests.support.depth import examples
 
 from penstock.connector.source import PollResult, SourceBatch
 from penstock.connector.staging import dead_letters
-from penstock.operators.sources.source_batches import (
+from penstock.operators.sources.source_operator import (
     CONCATENATE_BYTES,
     POLL_AGAIN_ROWS,
     concatenate_batches,

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import Committable, FileRef, OperatorStateSnapshot
     from penstock.eventtime.split_watermarks import SplitWatermarks
     from penstock.graph.job_graph import OperatorSpec
-    from penstock.kernels.compiler.compile import I64, Mask
     from penstock.state.log.frozen import FrozenTable
+    from penstock.state.remote.range_fetcher import RangeFetcher
     from penstock.state.store import KeyedState
 
 
@@ -122,10 +122,7 @@ class Operator(Protocol):
     """One operator of a chain."""
 
     def open(self, context: OperatorContext) -> Capabilities:
-        """Prepare for work, with state restored; return the operator's other abilities.
-
-        Called once, before any other method.
-        """
+        """Prepare for work, with state restored; return the other abilities. Called once, before any other method."""
         del context
         return NO_CAPABILITIES
 
@@ -163,19 +160,13 @@ class Operator(Protocol):
 
 
 class SourceOperator(Protocol):
-    """The head of a source chain, polled by the task loop instead of being fed.
-
-    Also an `Operator` (its `process_batch` is never called).
-    """
+    """The head of a source chain, polled instead of fed; also an `Operator` (its `process_batch` is never called)."""
 
     #: Rows to emit in one poll, at most; the task lowers it before slow row functions.
     poll_rows: int
 
     def poll(self, out: Collector, *, backpressured: bool) -> bool:
-        """Emit the available rows (one bounded batch); return whether anything was emitted.
-
-        Called with `backpressured` when output is full: only time passes.
-        """
+        """Emit a bounded batch, return whether there was one; `backpressured`: output is full, only time passes."""
 
     def add_splits(self, splits: Iterable[Any], *, no_more: bool) -> None:
         """Take splits assigned by the JobMaster."""
@@ -217,24 +208,6 @@ class PendingOutputOperator(Protocol):
         """Whether output is pending; at the end of input `finish` is called once there is none."""
 
 
-class BlockingOperator(Protocol):
-    """An operator that asks for back-pressure without blocking, such as a sink with pending output at its limit."""
-
-    @property
-    def available(self) -> bool:
-        """False: the task must not feed rows now; barriers still pass."""
-
-
-class ColumnPruningOperator(Protocol):
-    """An operator that reads columns by name and emits only those that are used downstream."""
-
-    def required_columns(self, downstream_columns: frozenset[str] | None) -> frozenset[str] | None:
-        """Take the columns used downstream, return the required input columns; None: all.
-
-        Called once, between `open` and the first batch; an operator without it uses all columns.
-        """
-
-
 class PublishingOperator(Protocol):
     """A sink that stages output with a checkpoint and publishes it after the checkpoint is durable."""
 
@@ -250,50 +223,24 @@ class PublishingOperator(Protocol):
         """Take a committable whose files are durable, but not yet part of a complete checkpoint."""
 
 
-class WatermarkingOperator(Protocol):
-    """An operator that makes watermarks from the splits of its input."""
-
-    @property
-    def split_watermarks(self) -> SplitWatermarks | None:
-        """The watermark of each split; None: there are none, for example without event time."""
-
-
-class FetchedState(Protocol):
-    """The state of an operator by key, which is fetched from the object store on demand or in the background.
-
-    Implemented by `state.remote.range_fetcher`. Hashes are those of keys.
-    """
-
-    @property
-    def changes(self) -> int:
-        """A number that changes with the result of `unfetched`."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether `unfetched` finds nothing."""
-
-    def unfetched(self, hashes: I64) -> Mask:
-        """Return a mask of the hashes whose state the background has not fetched, and can fetch."""
-
-    def wait_for(self, hashes: I64) -> None:
-        """Let the background fetch the state of these hashes next."""
-
-
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Abilities of an operator beyond the hooks of `Operator`; each is the operator itself, or one of its parts."""
+    """Abilities of an operator beyond the hooks of `Operator`: the operator itself, one of its parts, or a function."""
 
     source: SourceOperator | None = None
     timers: TimedOperator | None = None
     pending_output: PendingOutputOperator | None = None
-    blocking: BlockingOperator | None = None
-    column_pruning: ColumnPruningOperator | None = None
+    #: Asks for back-pressure without blocking; False: the task must not feed rows now, barriers still pass.
+    available: Callable[[], bool] | None = None
+    #: Takes the columns used downstream and returns the required input columns; None: all. Called once, after `open`.
+    required_columns: Callable[[frozenset[str] | None], frozenset[str] | None] | None = None
     publishing: PublishingOperator | None = None
-    watermarks: WatermarkingOperator | None = None
+    #: Returns the watermark of each split of the input; None: there are none, for example without event time.
+    split_watermarks: Callable[[], SplitWatermarks | None] | None = None
     #: Layout of rows that were combined before the shuffle (`Batch.combined`); None: the operator takes none.
     combined_schema: pa.Schema | None = None
     #: The state that its rows need, if it may be in the object store; None: it processes any row at any time.
-    fetched: FetchedState | None = None
+    fetched: RangeFetcher[Any] | None = None
 
 
 NO_CAPABILITIES = Capabilities()

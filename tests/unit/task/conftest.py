@@ -218,7 +218,7 @@ class Sink(Operator):
 
     def open(self, context):
         self.context = context
-        return Capabilities(blocking=self, publishing=self)
+        return Capabilities(available=lambda: self.available, publishing=self)
 
     def process_batch(self, batch, input_index, out):
         for value in batch.data.column(0).to_pylist():

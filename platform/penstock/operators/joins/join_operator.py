@@ -55,7 +55,7 @@ class OutputQueue:
 
     def capabilities(self) -> Capabilities:
         """Return the capabilities of an operator with this queue."""
-        return Capabilities(pending_output=self, blocking=self)
+        return Capabilities(pending_output=self, available=lambda: self.available)
 
     def begin(self, work: Iterator[OutputElement], out: Collector) -> None:
         """Emit the first rows of `work`; if other generators precede it, only queue it."""

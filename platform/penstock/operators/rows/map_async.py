@@ -177,7 +177,7 @@ class MapAsyncOperator(FunctionOperator):
                 with pa.ipc.open_stream(base64.b64decode(item)) as reader:
                     for batch in reader:
                         self._add(conform(batch, self._input_schema, self._where))
-        return Capabilities(pending_output=self, blocking=self)
+        return Capabilities(pending_output=self, available=lambda: self.available)
 
     @property
     def available(self) -> bool:

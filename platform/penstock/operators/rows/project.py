@@ -141,7 +141,7 @@ class ProjectOperator(Operator):
         self._timed = True
         #: The columns that a filter emits; None: all.
         self._output_columns: list[str] | None = None
-        return Capabilities(column_pruning=self)
+        return Capabilities(required_columns=self.required_columns)
 
     def required_columns(self, downstream_columns: frozenset[str] | None) -> frozenset[str] | None:
         if downstream_columns is None and self._mode != "select":

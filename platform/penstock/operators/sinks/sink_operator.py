@@ -202,7 +202,7 @@ class SinkOperator(Operator):
         self._buffer = EpochBuffer(self._schema, chunk_bytes_of(context, spec))
         committer = factory.create_committer(spec, self._sink_context)
         self._committers = [] if committer is None else [committer]
-        return Capabilities(blocking=self, column_pruning=self, publishing=self)
+        return Capabilities(available=lambda: self.available, required_columns=self.required_columns, publishing=self)
 
     def required_columns(self, downstream_columns: frozenset[str] | None) -> frozenset[str]:
         """Require only the columns of the sink's schema."""

@@ -65,7 +65,7 @@ class AssignWatermarksOperator(Operator):
         self._periodic = periodic
         self._next_ms = float(context.clock.now_ms())
         self._checked_ms = context.clock.monotonic_ms()
-        return Capabilities(timers=self, watermarks=self)
+        return Capabilities(timers=self, split_watermarks=self.split_watermarks)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Emit rows with their event time, then the watermark that results."""
@@ -94,7 +94,6 @@ class AssignWatermarksOperator(Operator):
             raise BadRecordError(msg, hint=f"{self._times.unit_hint(value)}leave such rows out before: .filter(...)")
         return times
 
-    @property
     def split_watermarks(self) -> SplitWatermarks:
         """The watermark of its input."""
         return self._watermarks

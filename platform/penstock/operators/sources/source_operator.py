@@ -1,6 +1,10 @@
 """The head of a source chain: polls a connector's reader, assigns event time, keeps watermarks by split.
 
-The task loop calls `poll` instead of passing input. A checkpoint contains the splits with the reader's positions and
+The task loop calls `poll` instead of passing input. A reader that is fastest with small reads (Kafka's keeps its
+messages in the CPU cache) is polled several times, and its batches are emitted as one: after the source each has a
+fixed cost.
+
+A checkpoint contains the splits with the reader's positions and
 each split's watermark, so a row is late after a restore exactly if it was late before.
 """
 
@@ -9,6 +13,8 @@ each split's watermark, so a row is late after a restore exactly if it was late 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -20,6 +26,7 @@ from penstock.connector.sink import load_factory
 from penstock.connector.source import (
     BadRecord,
     PollResult,
+    SourceBatch,
     SourceContext,
     SourceFactory,
     SourceReader,
@@ -33,6 +40,7 @@ from penstock.core.errors import BadRecordError
 from penstock.core.schema import schema_from_text
 from penstock.core.secrets import redact
 from penstock.core.snapshot import OperatorStateSnapshot
+from penstock.core.views import bytes_without_pools, is_view
 from penstock.eventtime.split_watermarks import SplitAlignment, SplitWatermarks
 from penstock.eventtime.strategy import (
     ALIGNMENT_METRIC,
@@ -43,7 +51,6 @@ from penstock.eventtime.strategy import (
 from penstock.kernels.rows.row_filter import filter_rows
 from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
 from penstock.operators.rows.columns import conform, with_ts
-from penstock.operators.sources.source_batches import concatenate_batches, poll_batches, size_function
 from penstock.operators.sources.source_watermarks import (
     IngestionTime,
     TimestampColumn,
@@ -53,9 +60,8 @@ from penstock.operators.sources.source_watermarks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from penstock.connector.source import SourceBatch
     from penstock.core.elements import Barrier
     from penstock.core.permits import CommitPermit
     from penstock.operators.operator import Collector, OperatorContext
@@ -65,6 +71,13 @@ BadRecordPolicy = Literal["fail", "skip", "dead-letter"]
 
 #: Rows requested from the reader in one poll: enough for kernels, few enough for a barrier to wait only milliseconds.
 POLL_ROWS = 65_536
+#: Batches up to this total size are concatenated: the copy is cheap.
+CONCATENATE_BYTES = 1 << 20
+#: A reader that returned this many rows is polled again at once.
+POLL_AGAIN_ROWS = 4096
+#: A function that returns a batch's size in bytes.
+Size = Callable[[pa.RecordBatch], int]
+_WHOLE: Size = attrgetter("nbytes")
 #: Names of the saved states.
 SPLITS_STATE = "splits"
 WATERMARK_STATE = "watermark"
@@ -116,7 +129,7 @@ class SourceOperator(Operator):
         for state in context.restored:
             if state.mode == "split" and state.items:
                 self.add_splits(state.items, no_more=False)
-        return Capabilities(source=self, watermarks=self)
+        return Capabilities(source=self, split_watermarks=self.split_watermarks)
 
     def _open_event_time(self, context: OperatorContext, floor: int) -> None:
         strategy = self._strategy
@@ -154,7 +167,6 @@ class SourceOperator(Operator):
         if self._aligned is not None:
             self._aligned.limit = limit
 
-    @property
     def split_watermarks(self) -> SplitWatermarks | None:
         """The watermarks of its splits; None without event time."""
         return self._watermarks if self._strategy.has_event_time else None
@@ -408,3 +420,61 @@ def _restored_floor(restored: tuple[OperatorStateSnapshot, ...]) -> int:
     """
     emitted = [int(item) for state in restored if state.name == WATERMARK_STATE for item in state.items]
     return min(emitted, default=MIN_TIMESTAMP)
+
+
+def size_function(schema: pa.Schema) -> Size:
+    """Return a function that measures batches of `schema`; it excludes the pools of view columns."""
+    return bytes_without_pools if any(map(is_view, schema.types)) else _WHOLE
+
+
+def poll_batches(reader: SourceReader, rows: int, bytes_of: Size = _WHOLE) -> list[PollResult]:
+    """Poll for about `rows` rows, repeatedly while the reader has more and the batches fit together."""
+    results: list[PollResult] = []
+    size = 0
+    while True:
+        result = reader.poll(rows)
+        results.append(result)
+        given = sum(batch.data.num_rows for batch in result.batches)
+        rows -= given
+        if given < POLL_AGAIN_ROWS or rows < given or result.drained:
+            return results
+        own = sum(bytes_of(batch.data) for batch in result.batches)
+        size += own
+        if size + own > CONCATENATE_BYTES:
+            return results
+
+
+def concatenate_batches(
+    batches: Sequence[SourceBatch], bytes_of: Size = _WHOLE, most_bytes: int = CONCATENATE_BYTES
+) -> Iterable[SourceBatch]:
+    """Return the same rows in the same order, in fewer batches; one with dead letters stays separate."""
+    if len(batches) <= 1:
+        return batches
+    groups: list[list[SourceBatch]] = []
+    size = 0
+    for batch in batches:
+        own = bytes_of(batch.data) if batch.dead_letters is None else most_bytes + 1
+        if groups and size + own <= most_bytes and batch.data.schema.equals(groups[-1][0].data.schema):
+            groups[-1].append(batch)
+            size += own
+        else:
+            groups.append([batch])
+            size = own
+    return [group[0] if len(group) == 1 else _merged(group) for group in groups]
+
+
+def _merged(group: list[SourceBatch]) -> SourceBatch:
+    places: dict[str, int] = {}
+    for batch in group:
+        for split_id in batch.split_ids:
+            places.setdefault(split_id, len(places))
+    data = pa.concat_batches([batch.data for batch in group])
+    if len(places) == 1:
+        return SourceBatch(data, tuple(places))
+    index = [_index(batch, places) for batch in group]
+    return SourceBatch(data, tuple(places), np.concatenate(index))
+
+
+def _index(batch: SourceBatch, places: dict[str, int]) -> np.ndarray[Any, Any]:
+    own = np.array([places[split_id] for split_id in batch.split_ids], np.int64)
+    return np.full(batch.data.num_rows, own[0]) if batch.split_index is None else np.take(own, batch.split_index)

@@ -6,6 +6,7 @@ alone and one pane per window, into which it adds these rows. Used by `operators
 takes the schema of partial rows from here.
 
 A partial window emits its rows before the watermark that closes it, so none of them is late for the merge.
+`WindowTime` is the time that windows count in: instants, or the wall clock of a zone.
 """
 
 from __future__ import annotations
@@ -20,14 +21,66 @@ from penstock.core.schema import schema_from_text
 from penstock.operators.aggregates.aggregate_plan import AggregatePlan
 from penstock.operators.aggregates.aggregate_schema import WINDOW_START, WindowConfig, key_schema, output_schema, parse
 from penstock.operators.aggregates.combine import combined_rows, combined_schema
+from penstock.operators.windows.window_assigners import TimeZone
 from penstock.operators.windows.window_schemas import MERGED, PARTIAL
-from penstock.operators.windows.window_times import window_time
 
 if TYPE_CHECKING:
     from penstock.eventtime.windows import TimeWindow
     from penstock.kernels.compiler.compile import I64
-    from penstock.operators.windows.window_times import WindowTime
     from penstock.state.cells.hot_panes import Fired
+
+
+class WindowTime(Protocol):
+    """Converts event time to the time in which a window's size and start are given, and back; microseconds."""
+
+    def of_rows(self, times: I64) -> I64:
+        """Return the times that determine the rows' windows."""
+
+    def of_watermark(self, watermark: int) -> int:
+        """Return the time up to which windows are over at this watermark."""
+
+    def bounds(self, window: TimeWindow) -> tuple[int, int, int]:
+        """Return the instants of a window's start and end, and the event time of its output."""
+
+
+class InstantTime:
+    """Windows of event time itself."""
+
+    def of_rows(self, times: I64) -> I64:
+        return times
+
+    def of_watermark(self, watermark: int) -> int:
+        return watermark
+
+    def bounds(self, window: TimeWindow) -> tuple[int, int, int]:
+        return window.start, window.end, window.max_timestamp
+
+
+class WallClockTime:
+    """Windows of a zone's wall clock; those that its clock passes twice end after the second time."""
+
+    def __init__(self, zone: str) -> None:
+        """Take the name of the zone."""
+        self._zone = TimeZone(zone)
+
+    def of_rows(self, times: I64) -> I64:
+        return self._zone.local(times)
+
+    def of_watermark(self, watermark: int) -> int:
+        return self._zone.local_watermark(watermark)
+
+    def bounds(self, window: TimeWindow) -> tuple[int, int, int]:
+        zone = self._zone
+        start, end = zone.instant(window.start, last=False), zone.instant(window.end, last=False)
+        # a skipped end is at the clock change; at a repeated end, no row of the window can follow
+        time = min(zone.instant(window.end, last=True) - 1, zone.instant(window.max_timestamp, last=True))
+        return start, end, time
+
+
+def window_time(config: dict[str, Any]) -> WindowTime:
+    """Return the time of the windows of an operator's configuration."""
+    zone = config["window"].get("time_zone")
+    return InstantTime() if zone is None else WallClockTime(zone)
 
 
 class WindowStage(Protocol):

@@ -15,7 +15,6 @@ from penstock.core.elements import MIN_TIMESTAMP, Barrier, Batch, Watermark, Wat
 from penstock.core.schema import schema_from_text
 from penstock.operators.operator import (
     NO_CAPABILITIES,
-    BlockingOperator,
     Capabilities,
     Collector,
     Operator,
@@ -30,6 +29,8 @@ from penstock.task.chain.hot_keys import HotKeys
 from penstock.task.chain.operator_times import OperatorTimes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.config.settings import JobSettings
     from penstock.core.permits import CommitPermit
     from penstock.graph.job_graph import OperatorSpec
@@ -191,11 +192,11 @@ class Chain:
         #: The number of operators, from the head, that have finished after the end of input.
         self._finished = 0
         #: Capabilities with the index of their operator; known after `open`.
-        self._blocking: tuple[tuple[int, BlockingOperator], ...] = ()
+        self._blocking: tuple[tuple[int, Callable[[], bool]], ...] = ()
         self._timed: tuple[tuple[int, TimedOperator], ...] = ()
         self._continuing: tuple[tuple[int, PendingOutputOperator], ...] = ()
         #: Operators with back-pressure until they have emitted: they accept rows again without a checkpoint.
-        self._holding: tuple[tuple[int, BlockingOperator], ...] = ()
+        self._holding: tuple[tuple[int, Callable[[], bool]], ...] = ()
 
     def open(self, contexts: Iterable[OperatorContext]) -> None:
         """Open all operators, the last one first, so that an operator's successor is open before it emits.
@@ -208,14 +209,14 @@ class Chain:
             self.times.begin(index)  # logs of `open`, and of calls that it starts, name the operator
             link.capabilities = link.operator.open(context)
             self.times.end()
-            pruning = link.capabilities.column_pruning
-            downstream = None if pruning is None else pruning.required_columns(downstream)
+            required = link.capabilities.required_columns
+            downstream = None if required is None else required(downstream)
         declared = [(index, link.capabilities) for index, link in enumerate(self.links)]
-        self._blocking = tuple((i, c.blocking) for i, c in declared if c.blocking is not None)
+        self._blocking = tuple((i, c.available) for i, c in declared if c.available is not None)
         self._timed = tuple((i, c.timers) for i, c in declared if c.timers is not None)
         self._continuing = tuple((i, c.pending_output) for i, c in declared if c.pending_output is not None)
         emitting = {index for index, _ in self._continuing}
-        self._holding = tuple((i, blocking) for i, blocking in self._blocking if i in emitting)
+        self._holding = tuple((i, available) for i, available in self._blocking if i in emitting)
 
     def batch(self, batch: Batch, input_index: int) -> None:
         """Process rows of an input."""
@@ -285,7 +286,7 @@ class Chain:
         emitted = False
         needed = self._holding if past_limits else self._blocking
         for index, operator in self._continuing:
-            if all(other.available for place, other in needed if place > index):
+            if all(available() for place, available in needed if place > index):
                 self.times.begin(index)
                 emitted |= operator.emit_ready(self._collectors[index])
                 self.times.end()
@@ -346,12 +347,12 @@ class Chain:
     @property
     def available(self) -> bool:
         """Whether every operator accepts rows now."""
-        return all(operator.available for _, operator in self._blocking)
+        return all(available() for _, available in self._blocking)
 
     @property
     def holding(self) -> bool:
         """Whether an operator accepts no rows until it has emitted some (`emit_ready`)."""
-        return not all(operator.available for _, operator in self._holding)
+        return not all(available() for _, available in self._holding)
 
     @property
     def publishing(self) -> bool:

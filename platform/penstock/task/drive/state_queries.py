@@ -45,8 +45,8 @@ def watermarks_of(deployment: TaskDeployment, chain: Chain) -> list[dict[str, An
     """
     found = []
     for link in chain.links:
-        operator = link.capabilities.watermarks
-        if operator is not None and (marks := operator.split_watermarks) is not None:
+        split_watermarks = link.capabilities.split_watermarks
+        if split_watermarks is not None and (marks := split_watermarks()) is not None:
             splits = sorted(marks.progress, key=lambda s: (s.finished, s.idle, s.watermark, s.split_id))
             found.append(
                 {

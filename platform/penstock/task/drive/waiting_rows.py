@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.kernels.compiler.compile import I64, Mask
-    from penstock.operators.operator import FetchedState
+    from penstock.state.remote.range_fetcher import RangeFetcher
     from penstock.task.chain.chain import ChainLink
 
 
@@ -47,7 +47,7 @@ class _Waiting:
 class WaitingRows:
     """The waiting rows of one subtask, in the order in which they came."""
 
-    def __init__(self, state: FetchedState, keys: Sequence[tuple[str, ...]], limit_bytes: int) -> None:
+    def __init__(self, state: RangeFetcher[Any], keys: Sequence[tuple[str, ...]], limit_bytes: int) -> None:
         """Let rows wait for `state`; `keys` are the key columns of each input. At `limit_bytes` it is full."""
         self._state, self._keys, self._limit_bytes = state, keys, limit_bytes
         self._waiting: list[_Waiting] = []

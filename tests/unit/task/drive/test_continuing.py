@@ -24,7 +24,7 @@ class Asking(Operator):
         self.finished = 0
 
     def open(self, context):
-        return Capabilities(pending_output=self, blocking=self)
+        return Capabilities(pending_output=self, available=lambda: self.available)
 
     @property
     def available(self):
