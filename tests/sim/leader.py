@@ -311,7 +311,9 @@ class Leader:
         else:
             generation, now_ms = self.master.identity.generation, self.world.clock.now_ms()
             seal = seal_entry(graph, self.run.job_id, command.run_id, generation, now_ms)
-            self._call("seal", partial(self.log.append, with_trial(seal, command.trial)), sealed)
+            if command.trial is not None:
+                seal = with_trial(seal, command.trial)
+            self._call("seal", partial(self.log.append, seal), sealed)
 
     # --- TaskManagers -------------------------------------------------------------------------------------------------
 

@@ -36,10 +36,8 @@ class Trial:
     open: bool = True
 
 
-def with_trial(seal: Manifest, trial: Trial | None) -> Manifest:
+def with_trial(seal: Manifest, trial: Trial) -> Manifest:
     """Return a run's seal with its trial added."""
-    if trial is None:
-        return seal
     return msgspec.structs.replace(seal, upgrade_of=trial.base, on_trial=trial.open, held=trial.held)
 
 

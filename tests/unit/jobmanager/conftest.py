@@ -267,7 +267,8 @@ class World:
         identity = JobIdentity(job_id=JOB, run_id=run_id, generation=generation)
         self.generation = generation
         live = live_manifests([entry.manifest for entry in self.log.read()])
-        self.log.seal(with_trial(self._seal(run_id, note), trial_of(live, run_id)))
+        seal, trial = self._seal(run_id, note), trial_of(live, run_id)
+        self.log.seal(seal if trial is None else with_trial(seal, trial))
         self.master = JobMaster(graph, identity, SeededRand(0), 0, upgrade)
         self.workers: dict[str, FakeWorker] = {}
         self.queue: deque = deque()
@@ -444,7 +445,8 @@ class World:
             self.queue.append(ev.ChangeNotRecorded(self.record_error))
             return
         if command.graph is not None:
-            self.log.append(with_trial(self._seal(command.run_id), command.trial))
+            seal = self._seal(command.run_id)
+            self.log.append(seal if command.trial is None else with_trial(seal, command.trial))
             if self.dies_sealed:
                 self.lost = True
                 return

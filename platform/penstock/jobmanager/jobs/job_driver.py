@@ -361,7 +361,8 @@ class JobDriver:
         assert self._log is not None  # noqa: S101 - the master was made after the seal
         assert self.master is not None  # noqa: S101 - it made the command
         now_ms, generation = self._parts.clock.now_ms(), self.master.identity.generation
-        self._log.append(with_trial(seal_entry(graph, self.record.job_id, run_id, generation, now_ms), trial))
+        seal = seal_entry(graph, self.record.job_id, run_id, generation, now_ms)
+        self._log.append(seal if trial is None else with_trial(seal, trial))
 
     def _write_record(self, record: JobRecord) -> None:
         """Write the job record; refuse if a newer leader exists, even if it has not taken over this job yet."""

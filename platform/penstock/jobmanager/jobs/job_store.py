@@ -160,7 +160,8 @@ class JobStore:
         elif not sealed and self._start.from_uri:
             note = FROM + self._start.from_uri
         entry = seal_entry(self._graph, job_id, run_id, generation, self._clock.now_ms(), note)
-        log.seal(with_trial(entry, trial_of(live, run_id)))
+        trial = trial_of(live, run_id)
+        log.seal(entry if trial is None else with_trial(entry, trial))
         self._log, self._run_id = log, run_id
         return log
 
