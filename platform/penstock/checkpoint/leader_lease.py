@@ -5,15 +5,19 @@ has a copy without renewals, by which clients and TaskManagers find the leader.
 
 Safety does not depend on it: the leader's generation, taken in `ha_records`, fences every write of an earlier leader.
 The lease decides only when a standby takes the next generation, and compares no clocks of two machines: a standby
-measures how long the count of renewals has not moved.
+measures how long the count of renewals has not moved. The leader has the lifetime of the lease for a renewal. It has
+less if it answered this standby's probes, no longer does, and is late with one renewal.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 import msgspec
 
 from penstock.checkpoint.ha_records import LeaderRecord, newest_generation, take_generation
 from penstock.checkpoint.job_lease import LeaseHolder, has_exited
+from penstock.checkpoint.leader_probes import ProbeWatch
 from penstock.checkpoint.store import LeaseStore, ObjectStore
 from penstock.checkpoint.stores import open_store
 from penstock.config.settings import ClusterSettings
@@ -21,8 +25,13 @@ from penstock.core.errors import LeadershipLostError, NoJobManagerError, Storage
 from penstock.core.structs import prepare
 
 LEASE = "leader.json"
-#: A leader that does not renew its lease for this long is replaced; it renews three times in this time.
+#: A leader that does not renew its lease for this long is replaced; it renews so often in this time.
 TTL_MS = ClusterSettings().leader_lease_ms
+RENEWALS = 3
+#: A renewal is late after this part of the lifetime, or after several of the slowest recent reads of the lease.
+_LATE = 1 / 24
+_SLOWEST_READS = 3
+_RECENT_READS = 50
 _MAX_RACES = 20
 
 
@@ -54,8 +63,13 @@ class LeaseWatch:
         self._ttl_ms = ttl_ms
         self._seen: tuple[int, int] | None = None
         self._since_ms = 0.0
+        #: Begin of the last read, and how long the slowest recent one took.
+        self._asked_ms = 0.0
+        self._took_ms: deque[float] = deque(maxlen=_RECENT_READS)
         #: Newest generation that another standby has taken without a lease of it yet.
         self.taken = 0
+        #: Its probes of the leader.
+        self.probes = ProbeWatch(ttl_ms)
 
     def lapsed(self, lease: LeaderLease | None, asked_ms: float, answered_ms: float, *, exited: bool) -> bool:
         """Return whether to take the next generation.
@@ -68,10 +82,33 @@ class LeaseWatch:
             self._ttl_ms = lease.ttl_ms
         moved = (generation, renewals) != self._seen
         if moved:
+            if self.probes.silent(generation, self._asked_ms):  # the renewal is later than the read before
+                self.probes.disprove()
             self._seen, self._since_ms = (generation, renewals), answered_ms
+        self._asked_ms = asked_ms
+        self._took_ms.append(answered_ms - asked_ms)
         if generation >= self.taken and (lease is None or lease.released or exited):
             return True
-        return not moved and asked_ms - self._since_ms >= self._ttl_ms
+        if moved:
+            return False
+        if asked_ms - self._since_ms >= self._ttl_ms:
+            return True
+        return generation >= self.taken and self.probes.silent(generation, asked_ms) and asked_ms >= self._late_ms
+
+    def suspects(self, now_ms: float) -> bool:
+        """Return whether to look at the lease at each tick: the leader answers no probe."""
+        return self._seen is not None and self.probes.suspect(self._seen[0], now_ms)
+
+    def pause_ms(self, now_ms: float) -> float:
+        """Return how long to wait, at most a tick: until a look may show that the leader has stopped."""
+        left_ms = max(self.probes.silent_ms, self._late_ms) - now_ms
+        return left_ms if 0 < left_ms < self.probes.tick_ms else self.probes.tick_ms
+
+    @property
+    def _late_ms(self) -> float:
+        """When the next renewal is late."""
+        due_ms = self.probes.renewed_ms(*(self._seen or (0, 0)), self._since_ms) + self._ttl_ms / RENEWALS
+        return due_ms + max(self._ttl_ms * _LATE, _SLOWEST_READS * max(self._took_ms, default=0.0))
 
     @property
     def above(self) -> int:

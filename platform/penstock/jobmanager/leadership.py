@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
 from penstock.checkpoint.job_lease import has_exited
 from penstock.checkpoint.leader_lease import (
+    RENEWALS,
     LeaderLease,
     LeaseWatch,
     read_lease,
@@ -33,10 +34,11 @@ from penstock.checkpoint.standby_records import (
 from penstock.checkpoint.store import LeaseStore, ObjectStore
 from penstock.core.clock import Clock
 from penstock.core.errors import LeadershipLostError, PenstockError
+from penstock.jobmanager.leader_probing import LeaderProbing, Prober
+from penstock.rpc.probes import ProbeAnswer
 
-#: Renewals, and looks of a standby, in the lifetime of a lease.
-_RENEWALS = 3
-_LOOKS = 6
+#: Ticks from one look of a standby at the lease to the next while the leader answers: six looks in its lifetime.
+_LOOK_TICKS = 4
 
 
 class Leadership:
@@ -49,17 +51,21 @@ class Leadership:
         clock: Clock,
         log: Callable[[str], None],
         leases: LeaseStore | None = None,
+        prober: Prober | None = None,
     ) -> None:
         """Take the lease to write when this process leads; its generation is chosen then.
 
-        `store` is the HA root; `leases`: where the leader is elected, unless there.
+        `store` is the HA root; `leases`: where the leader is elected, unless there. Without `prober`, only the lease
+        decides when a standby takes over.
         """
         self._store, self._mine, self._clock, self._log = store, mine, clock, log
         self._leases: LeaseStore = leases or store
         #: Where the lease is written when it is published or released.
         self._places = (self._leases, *([] if leases is None else [store]))
         self._held: LeaderLease | None = None
-        self._confirmed_ms = 0.0
+        self._prober = prober
+        #: Begin and end of the last renewal.
+        self._confirmed_ms = self._renewed_ms = 0.0
         self._renewing = asyncio.Lock()
         #: The lease of the present leader, as last read; None before the first look and without a leader.
         self.leader: LeaderLease | None = None
@@ -83,7 +89,33 @@ class Leadership:
             PenstockError: the store cannot be read at the first look, or the leader is elected elsewhere.
         """
         await asyncio.to_thread(require_election, self._store, self._mine)
-        watch, reported = LeaseWatch(self._mine.ttl_ms), ""
+        watch = LeaseWatch(self._mine.ttl_ms)
+        async with self._probing(watch):
+            led = await self._waited(watch, stopping)
+        if not led:
+            with contextlib.suppress(PenstockError):  # the leader finds out by the time
+                await self._delete_record()
+        return led
+
+    @contextlib.asynccontextmanager
+    async def _probing(self, watch: LeaseWatch) -> AsyncIterator[None]:
+        if self._prober is None:
+            yield
+            return
+        ended = asyncio.Event()
+        probes = LeaderProbing(self._prober, self._clock, self._log)
+        probing = asyncio.create_task(probes.run(watch.probes, self._leader_address, ended))
+        try:
+            yield
+        finally:
+            ended.set()
+            await probing
+
+    def _leader_address(self) -> str:
+        return "" if self.leader is None else self.leader.rpc
+
+    async def _waited(self, watch: LeaseWatch, stopping: asyncio.Event) -> bool:
+        reported = ""
         while not stopping.is_set():
             try:
                 if await self._look(watch):
@@ -98,11 +130,15 @@ class Leadership:
             if text != reported:
                 self._log(text)
                 reported = text
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), self._mine.ttl_ms / _LOOKS / 1000)
-        with contextlib.suppress(PenstockError):  # the leader finds out by the time
-            await self._delete_record()
+            await self._until_next_look(watch, stopping)
         return False
+
+    async def _until_next_look(self, watch: LeaseWatch, stopping: asyncio.Event) -> None:
+        for _ in range(_LOOK_TICKS):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), watch.pause_ms(self._clock.monotonic_ms()) / 1000)
+            if stopping.is_set() or watch.suspects(self._clock.monotonic_ms()):
+                return
 
     async def _look(self, watch: LeaseWatch) -> bool:
         asked_ms = self._clock.monotonic_ms()
@@ -116,6 +152,7 @@ class Leadership:
             watch.lost(newest, self._clock.monotonic_ms())
             return False
         self._held, self._confirmed_ms, self.leader = held, asked_ms, held
+        self._renewed_ms = self._clock.monotonic_ms()
         return True
 
     def _standby_text(self) -> str:
@@ -128,7 +165,7 @@ class Leadership:
     async def _renew_record(self) -> str:
         """Write the record of this standby if it is time to; return the end of a log line if the last write failed."""
         now_ms = self._clock.monotonic_ms()
-        if self._recorded_ms is not None and now_ms - self._recorded_ms < STANDBY_TTL_MS / _RENEWALS:
+        if self._recorded_ms is not None and now_ms - self._recorded_ms < STANDBY_TTL_MS / RENEWALS:
             return self._unrecorded
         self._record = msgspec.structs.replace(self._record, renewals=self._record.renewals + 1)
         self._recorded_ms, self._unrecorded = now_ms, ""
@@ -160,7 +197,7 @@ class Leadership:
                     reported = str(error)
             self.standbys = watch.live
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), STANDBY_TTL_MS / _RENEWALS / 1000)
+                await asyncio.wait_for(stopping.wait(), STANDBY_TTL_MS / RENEWALS / 1000)
 
     async def publish(self, rpc: str) -> None:
         """Write the `host:port` at which this leader takes TaskManagers."""
@@ -188,13 +225,20 @@ class Leadership:
                     self.leader = await asyncio.to_thread(read_lease, self._leases)
                 raise
             self._confirmed_ms, self.leader = asked_ms, self._held
+            self._renewed_ms = self._clock.monotonic_ms()
+
+    def answer(self) -> ProbeAnswer:
+        """Answer a probe, as the leader."""
+        assert self._held is not None  # noqa: S101 - `wait` comes first
+        age_ms = self._clock.monotonic_ms() - self._renewed_ms
+        return ProbeAnswer(self._held.generation, self._held.renewals, age_ms)
 
     async def keep(self, stopping: asyncio.Event, failed: Callable[[BaseException], None]) -> None:
         """Renew the lease until `stopping`; `failed` is called when it is lost."""
         reported = ""
         while not stopping.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), self._mine.ttl_ms / _RENEWALS / 1000)
+                await asyncio.wait_for(stopping.wait(), self._mine.ttl_ms / RENEWALS / 1000)
             if stopping.is_set():
                 return
             try:

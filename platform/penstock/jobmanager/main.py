@@ -29,6 +29,7 @@ from penstock.jobmanager.config import DEFAULT_LIMITS, JobManagerConfig, JobMana
 from penstock.jobmanager.dispatcher import Dispatcher, DispatcherParts
 from penstock.jobmanager.leadership import Leadership
 from penstock.rpc.listening import CONTROL
+from penstock.rpc.probes import LeaderProber
 from penstock.rpc.stream import RpcServer
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ class JobManager:
             from penstock.checkpoint.kubernetes_leases import KubernetesLeases
 
             leases = KubernetesLeases(settings.leader_election, os.environ, self._clock)
-        self.leadership = Leadership(store, lease, self._clock, _log, leases)
+        prober = LeaderProber(config.security)
+        self.leadership = Leadership(store, lease, self._clock, _log, leases, prober)
         if later_ms:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), later_ms / 1000)
@@ -143,7 +145,7 @@ class JobManager:
             )
         )
         self._server = RpcServer(managers, settings.rpc_host, settings.rpc_port, config.security, _log)
-        await self._server.start()
+        await self._server.start(self.leadership.answer)
         host, _, port = self._server.address.rpartition(":")
         await self.leadership.publish(f"{reachable_host(host)}:{port}")
         await self._dispatcher.recover()

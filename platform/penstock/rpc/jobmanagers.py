@@ -1,54 +1,48 @@
 """Where a TaskManager finds the JobManager that leads: among listed addresses, or through the lease of an HA root.
 
-Used by `rpc.stream`, which calls both methods in threads. Only a leader listens on its control port.
+Used by `rpc.stream`. Only a leader listens on its control port.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import itertools
-import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
-
-_CONNECT_S = 1.0
 
 
 class JobManagers(Protocol):
     """The JobManagers of one cluster."""
 
     def next_address(self) -> str:
-        """Return `host:port` of the JobManager to connect to; may raise a PenstockError."""
+        """Return `host:port` of the JobManager to connect to; may block, and raise a PenstockError."""
 
-    def other_leader(self, address: str) -> str:
-        """Return the address of a leader other than `address`; empty if none is known."""
+    async def other_leader(self, address: str) -> str:
+        """Return the address of a leader other than `address`; empty if none is known. May raise a PenstockError."""
 
 
 class ListedJobManagers:
     """Addresses given by the user, with commas between them; they are tried in turn."""
 
-    def __init__(self, addresses: str) -> None:
-        """Take the list."""
+    def __init__(self, addresses: str, generation_of: Callable[[str], Awaitable[int]]) -> None:
+        """Take the list; `generation_of` probes an address: 0 if no leader answers, as a suspended one does not."""
         self._addresses = [address.strip() for address in addresses.split(",")]
+        self._generation_of = generation_of
         self._turn = itertools.cycle(range(len(self._addresses)))
 
     def next_address(self) -> str:
         """Return the next one of the list."""
         return self._addresses[next(self._turn)]
 
-    def other_leader(self, address: str) -> str:
-        """Return the first other address that accepts a connection, and begin there at the next turn."""
-        for place, other in enumerate(self._addresses):
-            if other == address:
-                continue
-            host, _, port = other.rpartition(":")
-            with (
-                contextlib.suppress(OSError, ValueError),
-                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S),
-            ):
-                self._turn = itertools.cycle([*range(place, len(self._addresses)), *range(place)])
-                return other
-        return ""
+    async def other_leader(self, address: str) -> str:
+        """Return the other address with the newest leader, and begin there at the next turn."""
+        places = [place for place, other in enumerate(self._addresses) if other != address]
+        found = await asyncio.gather(*(self._generation_of(self._addresses[place]) for place in places))
+        newest, place = max(zip(found, places, strict=True), default=(0, 0))
+        if not newest:
+            return ""
+        self._turn = itertools.cycle([*range(place, len(self._addresses)), *range(place)])
+        return self._addresses[place]
 
 
 class ElectedJobManager:
@@ -62,7 +56,7 @@ class ElectedJobManager:
         """Return the leader's address."""
         return self._read()
 
-    def other_leader(self, address: str) -> str:
+    async def other_leader(self, address: str) -> str:
         """Return the leader's address if it has changed."""
-        found = self._read()
+        found = await asyncio.to_thread(self._read)
         return found if found != address else ""

@@ -18,19 +18,13 @@ import grpc
 import msgspec
 from grpc import aio
 
-from penstock.config.security import UNPROTECTED, Security, is_loopback
+from penstock.config.security import UNPROTECTED, Security
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
 from penstock.core.rand import Rand, SystemRand
 from penstock.rpc import tls
-from penstock.rpc.authentication import (
-    NONCE_BYTES,
-    AuthenticationError,
-    JobManagerEnd,
-    TaskManagerEnd,
-    is_same_user,
-    split_address,
-)
+from penstock.rpc.admission import OPTIONS, SERVICE, Admission, open_channel, prove
+from penstock.rpc.authentication import AuthenticationError
 from penstock.rpc.jobmanagers import JobManagers, ListedJobManagers
 from penstock.rpc.messages import (
     RegisterTaskManager,
@@ -41,26 +35,13 @@ from penstock.rpc.messages import (
     encode,
     joined,
 )
+from penstock.rpc.probes import METHOD as PROBE
+from penstock.rpc.probes import LeaderProber, ProbeAnswer, ProbeService
 
-SERVICE = "penstock.JobManager"
 METHOD = "Connect"
 PATH = f"/{SERVICE}/{METHOD}"
-#: Deployments and acks contain small state, so messages may be large; a larger one is a bug.
-MAX_MESSAGE_BYTES = 256 << 20
 #: Messages waiting in one stream; a peer that lets the queue fill up counts as lost.
 SEND_QUEUE_LIMIT = 10_000
-OPTIONS = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.so_reuseport", 0),
-    # a new channel uses a new connection, not a previous one that may be dead
-    ("grpc.use_local_subchannel_pool", 1),
-)
 #: Waiting messages are sent together up to this size; a larger one is sent alone.
 JOINED_BYTES = 1 << 20
 
@@ -170,7 +151,8 @@ class RpcServer:
         self._security = security
         self._log = log
         self._register_timeout_s = register_timeout_s
-        self._rand: Rand = SystemRand()
+        self._admission = Admission(security, SystemRand())
+        self._probes: ProbeService | None = None
         self._server: aio.Server | None = None
         self._sessions: set[Session] = set()
 
@@ -179,15 +161,18 @@ class RpcServer:
         """`host:port` that TaskManagers connect to; known after `start`."""
         return f"{self._host}:{self._port}"
 
-    async def start(self) -> str:
-        """Bind and listen; return the address.
+    async def start(self, probed: Callable[[], ProbeAnswer] | None = None) -> str:
+        """Bind and listen; return the address. `probed` answers the probes of standbys.
 
         Raises:
             PenstockError: the port is taken.
         """
         server = aio.server(options=OPTIONS)
-        method = grpc.stream_stream_rpc_method_handler(self._connect)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))
+        methods = {METHOD: grpc.stream_stream_rpc_method_handler(self._connect)}
+        if probed is not None:
+            self._probes = ProbeService(self._admission, probed)
+            methods[PROBE] = grpc.stream_stream_rpc_method_handler(self._probes.serve)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         try:
             cluster = self._security.cluster
             self._port = (
@@ -198,16 +183,19 @@ class RpcServer:
         except RuntimeError as error:
             msg = f"the JobManager cannot listen on {self.address}: {error}"
             raise PenstockError(msg, hint="choose another rpc port, or 0 for a free one") from error
+        self._admission.bound(self._host, self._port)
         await server.start()
         self._server = server
         return self.address
 
-    async def stop(self) -> None:
-        """Close all streams and the port; idempotent."""
+    async def stop(self, grace_s: float = _STOP_GRACE_S) -> None:
+        """Close all streams and the port; idempotent. A stream that does not end within `grace_s` is cancelled."""
         for session in tuple(self._sessions):
             session.close()
+        if self._probes is not None:
+            self._probes.close()
         if self._server is not None:
-            await self._server.stop(_STOP_GRACE_S)
+            await self._server.stop(grace_s)
             self._server = None
 
     async def _connect(self, _requests: Any, context: Any) -> None:
@@ -242,30 +230,12 @@ class RpcServer:
 
     async def _admit(self, context: Any) -> RegisterTaskManager | None:
         """Verify a connection; return its registration, or None if the stream ended."""
-        self._check_peer(context)
-        end = JobManagerEnd(self._security.secret, bytes.fromhex(self._rand.token(2 * NONCE_BYTES)))
-        if (greeting := await context.read()) is aio.EOF:
-            return None
-        await context.write(end.answer(greeting))
-        if (proof := await context.read()) is aio.EOF:
-            return None
-        end.check(proof)
-        if (first := await context.read()) is aio.EOF:
+        if not await self._admission.passed(context) or (first := await context.read()) is aio.EOF:
             return None
         registration, *_ = decode_taskmanager_reports(first) or (None,)
         if not isinstance(registration, RegisterTaskManager):
             raise AuthenticationError("the first message must be RegisterTaskManager", hint="it has another version")
         return registration
-
-    def _check_peer(self, context: Any) -> None:
-        """Refuse a foreign certificate, or without certificates another local user, before reading any byte."""
-        if self._security.cluster is not None:
-            if not tls.is_cluster_certificate(context.auth_context()):
-                raise AuthenticationError("its certificate is not the cluster's", hint="use the cluster's cluster.pem")
-            return
-        host, port = split_address(context.peer())
-        if is_loopback(self._host) and not is_same_user((host, port), (self._host, self._port)):
-            raise AuthenticationError("it runs as another user", hint="start it as the user that runs the JobManager")
 
     async def _read(self, session: Session, context: Any, writer: asyncio.Task[None]) -> str:
         """Pass on messages until one end closes the stream; return why it ended."""
@@ -293,8 +263,8 @@ class RpcServer:
 
 _RECHECK_MS = 200.0
 #: After this silence of the JobManager another one may lead, and how often that is asked from then on.
-_SUSPECT_MS = 1_500.0
-_ASK_AGAIN_MS = 500.0
+_SUSPECT_MS = 750.0
+_ASK_AGAIN_MS = 200.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +282,8 @@ class ReconnectPolicy:
     #: A new stream without an answer is closed after this time; the time doubles up to the maximum.
     answer_ms: int = 5_000
     max_answer_ms: int = 10_000
+    #: A JobManager that does not answer a probe within this time does not lead.
+    probe_ms: int = 1_500
 
 
 class TaskManagerLink:
@@ -330,7 +302,9 @@ class TaskManagerLink:
 
         `jobmanagers` as a text is `host:port` of a JobManager's control port, or several with commas between them.
         """
-        self._jobmanagers = ListedJobManagers(jobmanagers) if isinstance(jobmanagers, str) else jobmanagers
+        self._jobmanagers = (
+            ListedJobManagers(jobmanagers, self._generation_of) if isinstance(jobmanagers, str) else jobmanagers
+        )
         #: Of the present or last stream.
         self.address = ""
         self._register = register
@@ -421,7 +395,7 @@ class TaskManagerLink:
             self.address = await asyncio.to_thread(self._jobmanagers.next_address)
         except PenstockError as error:
             return False, str(error)
-        channel = self._channel()
+        channel = open_channel(self.address, self._security)
         reading: asyncio.Task[None] | None = None
         try:
             self._heard_ms = self._clock.monotonic_ms()
@@ -450,24 +424,9 @@ class TaskManagerLink:
             self._on_disconnect(reason)
         return self._heard, reason
 
-    def _channel(self) -> Any:
-        if self._security.cluster is None:
-            return aio.insecure_channel(self.address, options=OPTIONS)
-        credentials = tls.channel_credentials(self._security.cluster)
-        return aio.secure_channel(self.address, credentials, options=(*OPTIONS, *tls.TLS_OPTIONS))
-
-    async def _prove(self, call: Any) -> None:
-        """Exchange mutual proofs of the cluster secret with the JobManager."""
-        end = TaskManagerEnd(self._security.secret, bytes.fromhex(self._rand.token(2 * NONCE_BYTES)))
-        await call.write(end.greeting())
-        answer = await call.read()
-        if answer is aio.EOF:
-            raise asyncio.InvalidStateError("the JobManager closed the stream")
-        await call.write(end.proof(answer))
-
     async def _serve(self, call: Any, queue: SendQueue) -> None:
         """Register, then handle messages until the end of the stream."""
-        await self._prove(call)
+        await prove(call, self._security.secret, self._rand)
         await call.write(joined([encode(self._register())]))
         self._heard_ms, self._queue = self._clock.monotonic_ms(), queue
         writer = asyncio.create_task(_write(queue, call))
@@ -525,11 +484,21 @@ class TaskManagerLink:
     async def _other_leader(self, reading: asyncio.Task[None]) -> str:
         """Return the address of another leader; empty if there is none, or a message arrives before it is known."""
         before = self._heard_ms
-        asking = asyncio.ensure_future(asyncio.to_thread(self._jobmanagers.other_leader, self.address))
+        asking = asyncio.create_task(self._jobmanagers.other_leader(self.address))
         asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())  # an error is no answer
-        await asyncio.wait((reading, asking), timeout=_SUSPECT_MS / 1000, return_when=asyncio.FIRST_COMPLETED)
-        answered = asking.done() and not asking.cancelled() and asking.exception() is None and not reading.done()
+        await asyncio.wait((reading, asking), timeout=self._policy.probe_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
+        asking.cancel()
+        answered = asking.done() and asking.exception() is None and not reading.done()
         return asking.result() if answered and self._heard_ms == before else ""
+
+    async def _generation_of(self, address: str) -> int:
+        prober = LeaderProber(self._security, self._rand)
+        try:
+            return (await prober.ask(address, self._policy.probe_ms / 1000)).generation
+        except PenstockError:
+            return 0
+        finally:
+            await prober.close()
 
 
 def _waits_ms(silence_ms: float | None) -> list[float | None]:

@@ -13,10 +13,11 @@ from penstock.config.security import Security, load_security
 from penstock.core.clock import ManualClock
 from penstock.core.errors import PenstockError
 from penstock.core.secrets import Secret
+from penstock.rpc import admission
 from penstock.rpc import messages as msg
-from penstock.rpc import stream
+from penstock.rpc.admission import SERVICE
 from penstock.rpc.authentication import Greeting
-from penstock.rpc.stream import METHOD, PATH, SERVICE, ReconnectPolicy, RpcServer, TaskManagerLink
+from penstock.rpc.stream import METHOD, PATH, ReconnectPolicy, RpcServer, TaskManagerLink
 
 IMPATIENT = ReconnectPolicy(first_delay_ms=5, max_delay_ms=10, give_up_after_ms=1_000, authentication_timeout_ms=50)
 PATIENT = ReconnectPolicy(first_delay_ms=1, max_delay_ms=1, starting_ms=0)
@@ -181,7 +182,7 @@ async def test_one_that_says_nothing_is_not_waited_for():
 
 
 async def test_another_user_of_the_machine_is_refused_before_it_is_heard(monkeypatch):
-    monkeypatch.setattr(stream, "is_same_user", lambda _client, _server: False)
+    monkeypatch.setattr(admission, "is_same_user", lambda _client, _server: False)
     recorder, error = await meet(PLAIN, PLAIN)
     assert not recorder.sessions
     assert "runs as another user" in str(error)

@@ -10,6 +10,7 @@ from tests.support.waiting import until
 
 from penstock.core.errors import PenstockError
 from penstock.rpc import messages as msg
+from penstock.rpc.probes import ProbeAnswer
 from penstock.rpc.stream import JOINED_BYTES, ReconnectPolicy, RpcServer, SendQueue, Session, TaskManagerLink
 
 QUICK = ReconnectPolicy(first_delay_ms=5, max_delay_ms=10)
@@ -42,7 +43,7 @@ async def recorder():
 @pytest.fixture
 async def server(recorder):
     server = RpcServer(recorder)
-    await server.start()
+    await server.start(lambda: ProbeAnswer(generation=1, renewals=1, age_ms=0.0))
     yield server
     await server.stop()
 
@@ -163,6 +164,15 @@ async def test_a_silent_jobmanager_is_left_for_another_that_leads(server, link_o
         link, commands, _ = await link_of(policy, address=f"{proxy.address},{server.address}")
         assert isinstance(await soon(commands.get()), msg.Registered)
         assert link.address == server.address
+
+
+async def test_a_suspended_jobmanager_is_not_taken_for_a_leader(server, link_of):
+    policy = ReconnectPolicy(first_delay_ms=5, max_delay_ms=10, probe_ms=100)
+    with Proxy(server.address) as proxy:
+        proxy.begin("black-hole")
+        link, commands, _ = await link_of(policy, address=f"{server.address},{proxy.address}")
+        assert isinstance(await soon(commands.get()), msg.Registered)
+        assert await link._jobmanagers.other_leader(server.address) == ""
 
 
 async def test_an_unreachable_jobmanager_is_named_in_the_error():
