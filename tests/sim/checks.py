@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from penstock.task.drive.subtask import Subtask
 
 _MANIFESTS = f"{JOB}/manifests/"
+#: The shortest silence of a leader, in which it was paused or its path broken.
+_SILENCE_MS = TTL_MS / 12
 
 
 class Checks:
@@ -45,6 +47,9 @@ class Checks:
         self._renewals: deque[float] = deque(maxlen=50)
         self._leaders: dict[int, str] = {}
         self._newest = "", 0.0
+        #: Generations that have answered a standby; the last one that a standby wants to replace before its lease ends.
+        self._answered: dict[str, set[int]] = {}
+        self._early = 0
         self._last: dict[str, int] = {}
         self._ended: set[str] = set()
         #: The newest attempt of each vertex that has started in a worker.
@@ -63,12 +68,25 @@ class Checks:
 
     # --- the election -------------------------------------------------------------------------------------------------
 
-    def lapsed(self, lease: LeaderLease, asked_ms: float, ttl_ms: float) -> None:
-        """A standby wants the lead of a leader of which it knows nothing but the lease."""
+    def lapsed(self, standby: str, lease: LeaderLease, asked_ms: float) -> None:
+        """A standby wants the lead of a leader of which it knows nothing but the lease and its answers to probes."""
+        fail = self._world.scheduler.fail
         newest_ms = max((at_ms for at_ms in self._renewals if at_ms <= asked_ms), default=0.0)
-        if asked_ms - newest_ms < ttl_ms:
-            text = f"renewed {asked_ms - newest_ms:.0f} ms before a standby asked: it leads"
-            self._world.scheduler.fail(f"generation {lease.generation} was {text}")
+        if asked_ms - newest_ms >= TTL_MS:
+            return
+        name = f"generation {lease.generation} was"
+        if asked_ms - newest_ms < TTL_MS / 3 or lease.generation not in self._answered.get(standby, ()):
+            fail(f"{name} renewed {asked_ms - newest_ms:.0f} ms before a standby asked: it leads")
+        leader, since_ms = lease.jobmanager_id, asked_ms - _SILENCE_MS
+        gone = self._world.scheduler.is_dead(leader) or self._world.broke(leader, since_ms, asked_ms)
+        if not gone and not self._world.broke((standby, leader), since_ms, asked_ms):
+            fail(f"{name} running and reachable when {standby} asked")
+        self._early = lease.generation
+        self._world.swarm.seen("replaced-before-its-lease-ended")
+
+    def answered(self, standby: str, generation: int) -> None:
+        """A leader has answered a standby's probe."""
+        self._answered.setdefault(standby, set()).add(generation)
 
     def leads(self, owner: str, generation: int) -> None:
         """A standby leads."""
@@ -91,7 +109,8 @@ class Checks:
         """A generation was taken: its predecessor had the time of a lease, unless its process has ended."""
         now_ms, (before, since_ms) = self._world.clock.elapsed_ms, self._newest
         ended = not before or self._world.exit_is_known(before)
-        if not ended and now_ms - since_ms < TTL_MS:
+        least_ms = TTL_MS / 3 if self._early == generation - 1 else TTL_MS
+        if not ended and now_ms - since_ms < least_ms:
             self._world.scheduler.fail(
                 f"{owner} takes generation {generation} {now_ms - since_ms:.0f} ms after {before}"
             )

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from tests.sim.faults import PATH_BROKEN
 from tests.sim.mutants import Mutant, Patch
 
 from penstock.checkpoint import ha_records, leader_lease
 from penstock.checkpoint.job_lease import JobLease
 from penstock.checkpoint.leader_lease import LeaderLease, LeaseWatch
+from penstock.checkpoint.leader_probes import ProbeWatch
 from penstock.checkpoint.store import ObjectStore
 
 _CHANGES = {"jobmanager-killed": 1.0, "leader-paused": 2.0, "standby-paused": 1.0}
 _SLOW = {"input_ms": 1500.0}
+_PROBES = {**_SLOW, "probes": True}
 
 
 def _renewals_ignored(patch: Patch) -> None:
@@ -35,6 +38,27 @@ def _own_suspension_counts(patch: Patch) -> None:
         return lapsed(self, lease, answered_ms, answered_ms, **known)
 
     patch.setattr(LeaseWatch, "lapsed", late)
+
+
+def _silence_is_enough(patch: Patch) -> None:
+    patch.setattr(LeaseWatch, "_late_ms", 0.0)
+
+
+def _own_suspension_is_silence(patch: Patch) -> None:
+    def ticked(self: ProbeWatch, now_ms: float) -> None:
+        self._ticked_ms = now_ms
+
+    patch.setattr(ProbeWatch, "ticked", ticked)
+
+
+def _no_answer_is_needed(patch: Patch) -> None:
+    suspect = ProbeWatch._suspect
+
+    def eager(self: ProbeWatch, generation: int, at_ms: float, patience_ms: float) -> bool:
+        self._generation = generation
+        return suspect(self, generation, at_ms, patience_ms)
+
+    patch.setattr(ProbeWatch, "_suspect", eager)
 
 
 def _lost_races_are_repeated(patch: Patch) -> None:
@@ -90,6 +114,17 @@ ELECTION = (
         every_ms=60,
         likely=5,
     ),
+    Mutant("a silent leader has no time for a renewal", _silence_is_enough, {}, {PATH_BROKEN: 3.0}, _PROBES),
+    Mutant(
+        "a standby's own suspension is the leader's silence",
+        _own_suspension_is_silence,
+        {"upload-delayed": 0.4},
+        {"standby-paused": 6.0},
+        _PROBES,
+        every_ms=60,
+        likely=10,
+    ),
+    Mutant("a leader is silent that has never answered", _no_answer_is_needed, {}, _CHANGES, _PROBES, every_ms=60),
     Mutant(
         "a lost race is repeated at once",
         _lost_races_are_repeated,

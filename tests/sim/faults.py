@@ -37,6 +37,8 @@ POINTS: Mapping[str, float] = {
 COPY_DAMAGED = "copy-damaged"
 #: Struck by the nemesis: a user rescales the running job.
 RESCALE = "rescale"
+#: Struck by the nemesis: the path from a standby to the leader breaks; both reach the store.
+PATH_BROKEN = "path-broken"
 #: Struck by the nemesis: kind -> weight.
 STRIKES: Mapping[str, float] = {
     "worker-killed": 4,
@@ -75,6 +77,7 @@ SEEN = (
     "zombie-leader-refused",
     "leader-elected",
     "leader-superseded",
+    "replaced-before-its-lease-ended",
     "workers-adopted",
     "restarted-region-adopted",
     "workers-not-adopted",
@@ -135,6 +138,12 @@ class Swarm:
     def damage_copies(self, chance: random.Random) -> None:
         """Draw how often copies are damaged; apart from the other faults, whose histories stay as they are."""
         self.points[COPY_DAMAGED] = chance.choice([0.0, 0.2, 0.6])
+
+    def break_paths(self, chance: random.Random) -> None:
+        """Draw how often the path from a standby to the leader breaks."""
+        weight = chance.choice([0.0, 2.0, 5.0])
+        if weight:
+            self.strikes_[PATH_BROKEN] = weight
 
     def rescale(self, chance: random.Random) -> None:
         """Draw how often the running job is rescaled."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tests.sim.faults import RESCALE
+from tests.sim.faults import PATH_BROKEN, RESCALE
 
 from penstock.jobmanager.messages import events as ev
 
@@ -34,6 +34,7 @@ class Nemesis:
             "store-down": self._store_down,
             "savepoint": self._savepoint,
             RESCALE: self._rescale,
+            PATH_BROKEN: self._break_path,
         }
 
     def begin(self) -> None:
@@ -103,6 +104,12 @@ class Nemesis:
         if owner:
             self._world.pause(owner, self._world.random.uniform(20, 900))
         return bool(owner)
+
+    def _break_path(self) -> bool:
+        owner, leader = self._some_standby(), self._world.leader_owner
+        if owner and leader:
+            self._world.break_path(owner, leader, self._world.random.uniform(20, 1500))
+        return bool(owner and leader)
 
     def _kill_standby(self) -> bool:
         owner = self._some_standby()

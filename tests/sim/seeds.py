@@ -26,10 +26,13 @@ def world_of(seed: int) -> World:
     plan.draw_scheduler(random.Random(f"scheduler {seed}"))
     plan.draw_copies(random.Random(f"copies {seed}"))
     plan.draw_preparation(random.Random(f"preparation {seed}"))
+    plan.draw_probes(random.Random(f"probes {seed}"))
     swarm = Swarm.drawn(random.Random(f"faults {seed}"))
     swarm.damage_copies(random.Random(f"damaged copies {seed}"))
     if "adaptive_scheduler" not in plan.settings:  # its parallelism follows the slots
         swarm.rescale(random.Random(f"rescales {seed}"))
+    if plan.probes:
+        swarm.break_paths(random.Random(f"paths {seed}"))
     return World(seed, plan, swarm)
 
 

@@ -66,6 +66,8 @@ LEAST = {
     "zombie-leader-refused": 25,
     "leader-elected": 400,
     "leader-superseded": 5,
+    "path-broken": 25,
+    "replaced-before-its-lease-ended": 12,
     "command-late": 6,
     "workers-adopted": 40,
     "workers-not-adopted": 40,

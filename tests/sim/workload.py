@@ -68,6 +68,8 @@ class Plan:
     begin_ms: float = 0.0
     #: Further time that a fetch of remote state takes in the background: rows wait for it.
     fetch_ms: float = 0.0
+    #: Standbys probe the leader.
+    probes: bool = False
     #: Unconnected pipelines of the job: each reads every n-th partition, from its own topic.
     regions: int = 1
     #: Whether they share slots: a lost worker then fails all of them.
@@ -100,6 +102,10 @@ class Plan:
             inline_bytes=chance.choice([0, 0, 1500, 32 << 10]),
             sweep_grace_ms=chance.choice([0, 100, 1000]),
         )
+
+    def draw_probes(self, chance: random.Random) -> None:
+        """Draw whether standbys probe the leader."""
+        self.probes = chance.random() < 0.4
 
     def draw_state(self, chance: random.Random) -> None:
         """Draw where state lies, its sizes, and how much of it has room in memory and on the local disk."""

@@ -75,6 +75,10 @@ class World:
         self._standbys = 0
         #: Candidates that wait to lead, by owner.
         self.standbys: dict[str, Candidate] = {}
+        #: Lease of each leader, as it has confirmed it, and when.
+        self.leads: dict[str, tuple[LeaderLease, float]] = {}
+        #: Times in which a process was paused (owner) or a path broken (standby, leader).
+        self.broken: dict[str | tuple[str, str], list[tuple[float, float]]] = {}
         #: Whether the end of a JobManager's process is seen at once by the others, as on one machine.
         self._one_machine = self.random.random() < 0.5
         #: Newest version of the store: a refused put makes none.
@@ -165,6 +169,7 @@ class World:
 
     def pause(self, owner: str, duration_ms: float) -> None:
         """SIGSTOP, then SIGCONT."""
+        self._break(owner, duration_ms)
         self.scheduler.hold(owner)
         self.scheduler.at(duration_ms, f"resume {owner}", lambda: self.scheduler.release(owner))
 
@@ -225,6 +230,40 @@ class World:
         del self.standbys[owner]
         self.end_process(owner)
         self.scheduler.at(self.random.uniform(5, 150), "new JobManager", self.start_standby)
+
+    @property
+    def leader_owner(self) -> str:
+        """The process that leads the job; empty: none."""
+        return "" if self.leader is None else self.leader.owner
+
+    def break_path(self, standby: str, leader: str, duration_ms: float) -> None:
+        """Lose the probes of a standby; the leader renews its lease."""
+        self._break((standby, leader), duration_ms)
+
+    def _break(self, what: str | tuple[str, str], duration_ms: float) -> None:
+        now_ms = self.clock.elapsed_ms
+        self.broken.setdefault(what, []).append((now_ms, now_ms + duration_ms))
+
+    def broke(self, what: str | tuple[str, str], since_ms: float, until_ms: float) -> bool:
+        """Whether the process was paused, or the path broken, at any time of an interval."""
+        return any(begin <= until_ms and end >= since_ms for begin, end in self.broken.get(what, ()))
+
+    def probe(self, leader: str, answered: Callable[[tuple[int, int], float], None], standby: str) -> None:
+        """Bring a question to a leader, and its answer back, unless the path is broken."""
+
+        def passes() -> bool:
+            now_ms = self.clock.elapsed_ms
+            return not self.broke((standby, leader), now_ms, now_ms)
+
+        def answer() -> None:
+            if leader in self.leads and passes():
+                lease, at_ms = self.leads[leader]
+                lead, age_ms = (lease.generation, lease.renewals), self.clock.elapsed_ms - at_ms
+                came = partial(answered, lead, age_ms)
+                self.scheduler.at(self.random.uniform(0.05, 0.5), "probe answered", came, owner=standby)
+
+        if passes():
+            self.scheduler.at(self.random.uniform(0.05, 0.5), "probe", answer, owner=leader)
 
     def exit_is_known(self, owner: str) -> bool:
         """Whether a standby sees that this process has ended."""
