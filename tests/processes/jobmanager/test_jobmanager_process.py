@@ -356,6 +356,22 @@ async def test_a_standby_whose_control_port_is_taken_ends_at_once(cluster_of, tm
     await standby.close()
 
 
+async def test_a_standby_probes_the_leader(cluster_of, tmp_path):
+    leader, _ = await cluster_of(taskmanager=False)
+    standby = JobManager(JobManagerConfig(ha_uri=str(tmp_path / "ha"), settings=SETTINGS))
+    waiting = asyncio.create_task(standby.start())
+    asked, answer = [], leader.leadership.answer
+    await until(lambda: leader._server._probes._streams, "a stream of probes")
+    leader._server._probes._answer = lambda: asked.append(1) or answer()
+    await until(lambda: len(asked) > 2, "probes")
+    assert answer().generation == leader.generation
+    assert answer().renewals >= 1
+    standby.shutdown()
+    assert not await waiting
+    await standby.close()
+    await until(lambda: not leader._server._probes._streams, "the end of the stream")
+
+
 def all_views(dispatcher, job):
     """All that is shown of a job."""
     ask = (dispatcher.summary, dispatcher.detail, dispatcher.checkpoints, dispatcher.exceptions)
