@@ -1,13 +1,25 @@
 """Workers as real processes: forks, leases, logs, memory, requirements."""
 
+import contextlib
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
+from penstock.checkpoint.local_copies import ENDED
 from penstock.config.config_file import TaskManagerSettings
-from penstock.rpc.messages import FetchLog, ForgetJob, Heartbeat, LogText, StopWorker, WorkerStartFailed
+from penstock.rpc.messages import (
+    FetchLog,
+    ForgetJob,
+    Heartbeat,
+    LogText,
+    StopWorker,
+    WorkerExited,
+    WorkerStartFailed,
+    WorkerStopped,
+)
 from penstock.taskmanager.memory_division import divided
 from penstock.taskmanager.template import SAFE_THREADS
 
@@ -106,6 +118,79 @@ async def test_a_worker_starts_beside_the_one_that_it_replaces_if_there_is_memor
         stage.supervisor.handle(StopWorker(worker_id="w1"))
         await stage.jobmanager.exited("w1")
         assert [(held.slot, held.worker_id) for held in stage.supervisor._slots.held] == [(0, "w2"), (1, "w3")]
+    finally:
+        await stage.close()
+
+
+@contextlib.contextmanager
+def exit_unseen(stage):
+    """Stop the template, which alone sees the exit of a worker."""
+    (template,) = stage.supervisor.template_pids
+    os.kill(template, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(template, signal.SIGCONT)
+
+
+def stopped(worker_id):
+    return lambda report: isinstance(report, WorkerStopped) and report.worker_id == worker_id
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show the flags of threads")
+async def test_a_killed_worker_has_stopped_before_its_exit_and_its_copies_are_complete(stage, tmp_path):
+    stage.start("w1")
+    await stage.jobmanager.ready("w1")
+    (own,) = (tmp_path / "copies").iterdir()
+    (own / "job" / "w1").mkdir(parents=True)
+    (own / "job" / "w1" / "1.pack").write_bytes(b"x")
+    with exit_unseen(stage):
+        stage.supervisor.handle(StopWorker(worker_id="w1"))
+        stage.supervisor.handle(StopWorker(worker_id="w1"))
+        await stage.jobmanager.until(stopped("w1"))
+        assert [path.parent for path in own.rglob("*.pack")] == [own / "job" / ENDED / "w1"]
+        assert not any(isinstance(report, WorkerExited) for report in stage.jobmanager.reports)
+        assert stage.supervisor._slots.of_worker("w1") is not None
+    await stage.jobmanager.exited("w1")
+    assert [path.parent for path in own.rglob("*.pack")] == [own / "job" / ENDED / "w1"]
+    assert len([report for report in stage.jobmanager.reports if stopped("w1")(report)]) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show the flags of threads")
+@pytest.mark.parametrize("beside", [False, True])
+async def test_a_slot_is_granted_again_when_its_stopped_worker_has_exited(stage, beside):
+    """Another job may have got it, or a further rescale of the same."""
+    stage.start("w1")
+    await stage.jobmanager.ready("w1")
+    if beside:
+        stage.start("w2", beside=True)
+        await stage.jobmanager.ready("w2")
+    with exit_unseen(stage):
+        stage.supervisor.handle(StopWorker(worker_id="w1"))
+        await stage.jobmanager.until(stopped("w1"))
+        stage.start("w3", beside=beside)
+        assert stage.supervisor._slots.of_worker("w3") is None
+    await stage.jobmanager.ready("w3")
+    assert not any(isinstance(report, WorkerStartFailed) for report in stage.jobmanager.reports)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show the flags of threads")
+async def test_the_memory_of_a_stopped_worker_counts_until_its_exit(stage_with):
+    stage = stage_with(memory=divided(TaskManagerSettings(), 2, 4 << 30, "--memory"))
+    await stage.open()
+    try:
+        for name, slot in [("w1", 0), ("w2", 1)]:
+            stage.start(name, slot=slot, managed_memory_bytes=400 << 20)
+            await stage.jobmanager.ready(name)
+        with exit_unseen(stage):
+            stage.supervisor.handle(StopWorker(worker_id="w1"))
+            await stage.jobmanager.until(stopped("w1"))
+            stage.supervisor._workers["w1"].held_bytes = 3 << 30
+            stage.start("w3", slot=1, beside=True, managed_memory_bytes=400 << 20)
+            await stage.jobmanager.until(lambda r: isinstance(r, WorkerStartFailed) and r.worker_id == "w3")
+        await stage.jobmanager.exited("w1")
+        stage.start("w4", slot=1, beside=True, managed_memory_bytes=400 << 20)
+        await stage.jobmanager.ready("w4")
     finally:
         await stage.close()
 

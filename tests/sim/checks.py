@@ -21,7 +21,7 @@ from penstock.graph.job_graph import required_slots
 from penstock.jobmanager.deploy.job_status import JobStatus
 
 if TYPE_CHECKING:
-    from tests.sim.worker import TaskManager
+    from tests.sim.worker import TaskManager, Worker
     from tests.sim.world import World
 
     from penstock.graph.job_graph import JobGraph
@@ -205,6 +205,13 @@ class Checks:
                 )
 
     # --- the tasks ----------------------------------------------------------------------------------------------------
+
+    def deployed(self, killed: Mapping[str, Worker | None]) -> None:
+        """A leader lets workers act; `killed` are its workers that have not exited, None if they have stopped."""
+        running = [name for name, worker in killed.items() if worker is not None and worker.runtime.subtasks]
+        if running:
+            self._world.scheduler.fail(f"a deployment begins while the tasks of {running[0]} run, which was killed")
+        self._world.swarm.seen("deployed-before-exit", int(bool(killed)))
 
     def watch(self, subtask: Subtask) -> None:
         """Look at everything the subtask takes from its gate, and at what it was restored from."""

@@ -99,6 +99,7 @@ SEEN = (
     "copy-refused",
     "state-prepared",
     "state-advanced",
+    "deployed-before-exit",
 )
 
 
@@ -147,7 +148,7 @@ class Swarm:
 
     def rescale(self, chance: random.Random) -> None:
         """Draw how often the running job is rescaled."""
-        weight = chance.choice([0.0, 2.0, 5.0])
+        weight = chance.choice([0.0, 6.0, 15.0])
         if weight:
             self.strikes_[RESCALE] = weight
 

@@ -89,6 +89,8 @@ class Leader:
         self._calling = False
         self._handling = False
         self._where: dict[str, str] = {}
+        #: Killed workers that have not exited, and the session of their TaskManager.
+        self._killed: dict[str, Session] = {}
         self._wake_token = 0
         self._last_abort = self._last_trigger = 0
 
@@ -373,8 +375,14 @@ class Leader:
                 return
         self.post(event)
 
+    def stopped(self, session: Session, worker_id: str) -> None:
+        """A killed worker executes nothing any more."""
+        if self.sessions.get(session.manager.name) is session and worker_id in self._where:
+            self.post(ev.WorkerStopped(worker_id))
+
     def exited(self, session: Session, worker_id: str, reason: str) -> None:
         """A worker's process has ended."""
+        self._killed.pop(worker_id, None)
         if self.sessions.get(session.manager.name) is session and self._where.pop(worker_id, None) is not None:
             self.post(ev.WorkerLost(worker_id, reason))
 
@@ -417,6 +425,7 @@ class Leader:
         granted = self._pool.remove(name)
         self._tell_free()
         self._where = {worker: tm for worker, tm in self._where.items() if tm != name}
+        self._killed = {worker: session for worker, session in self._killed.items() if session.manager.name != name}
         self.post(ev.TaskManagerLost(name, "its stream ended"))
         self._tell(granted)
 
@@ -457,7 +466,7 @@ class Leader:
         if session is None or worker_id not in self._where:
             self.post(ev.WorkerLost(worker_id, "it had already ended"))
             return
-        manager = session.manager
+        manager, self._killed[worker_id] = session.manager, session
         session.down.send("stop worker", lambda: manager.stop(session, worker_id), owner=manager.owner)
 
     def _send(self, name: str, worker_ids: tuple[str, ...], message: msg.WorkerCommand) -> None:
@@ -467,6 +476,8 @@ class Leader:
         elif isinstance(message, msg.TriggerCheckpoint):
             self.world.checks.triggered(message.run_id, message.checkpoint_id, message.generation)
             self._count_trigger(message.checkpoint_id)
+        elif isinstance(message, msg.DeployTasks | msg.ResolvePending):
+            self.world.checks.deployed({w: s.manager.workers.get(w) for w, s in self._killed.items()})
         if session is None:
             return
         data, manager = msg.encode(message), session.manager

@@ -11,6 +11,7 @@ from tests.sim.workload import Phase, SessionsPlan
 from tests.support.sizes import TINY
 
 from penstock.core.snapshot import KeyedStateSnapshot
+from penstock.jobmanager.deploy.held_slots import HeldSlots
 from penstock.state import store
 from penstock.state.log.log_delta import LogDelta, log_delta
 from penstock.state.panes.session_table import SessionTable
@@ -73,6 +74,12 @@ def _ended_sessions_kept(patch: Patch) -> None:
     patch.setattr(SessionTable, "hide_loaded", lambda _self, _up_to: None)
 
 
+def _prepared_beside_running(patch: Patch) -> None:
+    """Prepared workers do not wait for the stop of the old ones."""
+    may_start = HeldSlots.may_start
+    patch.setattr(HeldSlots, "may_start", lambda self, now_ms: bool(self._prepared) or may_start(self, now_ms))
+
+
 PREPARATION = (
     Mutant(
         "a merged segment loaded over newer rows", _merged_over_newer, {}, _RESCALES, _PLAN, _PREPARED, likely=5
@@ -81,6 +88,10 @@ PREPARATION = (
     Mutant(
         "segments forgotten by prepared state", _log_of_the_first_checkpoint, {},
         {**_RESCALES, "worker-killed": 3.0}, _PLAN, _PREPARED, likely=2,
+    ),
+    Mutant(
+        "prepared workers start before the old ones have stopped", _prepared_beside_running,
+        {"message-delayed": 0.1}, _RESCALES, {**_PLAN, "exit_ms": 100.0}, _PREPARED, likely=2,
     ),
     Mutant("ended sessions kept", _ended_sessions_kept, {}, _RESCALES, _PLAN, _PREPARED, kind=SessionsPlan),
 )  # fmt: skip

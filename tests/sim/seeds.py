@@ -27,6 +27,7 @@ def world_of(seed: int) -> World:
     plan.draw_copies(random.Random(f"copies {seed}"))
     plan.draw_preparation(random.Random(f"preparation {seed}"))
     plan.draw_probes(random.Random(f"probes {seed}"))
+    plan.draw_exits(random.Random(f"exits {seed}"))
     swarm = Swarm.drawn(random.Random(f"faults {seed}"))
     swarm.damage_copies(random.Random(f"damaged copies {seed}"))
     if "adaptive_scheduler" not in plan.settings:  # its parallelism follows the slots

@@ -60,6 +60,7 @@ LEAST = {
     "rescaled-in-place": 15,
     "state-prepared": 8,
     "state-advanced": 2,
+    "deployed-before-exit": 2,
     "from-savepoint": 5,
     "slots-followed-down": 6,
     "slots-followed-up": 2,

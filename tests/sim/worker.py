@@ -279,6 +279,8 @@ class TaskManager:
         self.network = None if guaranteed is None else NetworkPool(2 * slots * guaranteed, slots)
         self.copies = CopyFolders(world.folder / "copies" / self.name, world.clock)
         self._starting: dict[str, list[bytes]] = {}
+        #: Killed workers whose processes have not ended.
+        self._exiting: set[str] = set()
         #: Of the workers, as it registers them.
         self._entries: dict[str, msg.RegisteredWorker] = {}
         self._beside: dict[str, bool] = {}
@@ -327,7 +329,7 @@ class TaskManager:
         if self.session is session:
             self._starting.clear()
             for worker in [worker for worker in self.workers.values() if worker.worker_id not in kept]:
-                worker.kill()
+                self._kill(worker)
 
     def start(self, session: Session, entry: msg.RegisteredWorker, *, beside: bool) -> None:
         """Start a worker process."""
@@ -345,8 +347,27 @@ class TaskManager:
         worker = self.workers.get(worker_id)
         self._starting.pop(worker_id, None)
         if worker is not None:
-            worker.kill()
+            self._kill(worker)
+        if worker_id not in self._exiting:
+            self._send_exit(worker_id, "it was killed by SIGKILL")
+
+    def _kill(self, worker: Worker) -> None:
+        """It stops at once; its process ends once the kernel has freed its memory."""
+        worker.kill()
+        world = self.world
+        if world.plan.exit_ms is None:
+            return
+        self._exiting.add(worker.worker_id)
+        delay = world.random.uniform(0, world.plan.exit_ms)
+        stopped = lambda leader, session: leader.stopped(session, worker.worker_id)
+        world.scheduler.at(min(delay, 1.0), "stop", lambda: self._send(stopped), owner=self.owner)
+        world.scheduler.at(delay, "end", lambda: self._exited(worker.worker_id), owner=self.owner)
+
+    def _exited(self, worker_id: str) -> None:
+        self._exiting.discard(worker_id)
         self._send_exit(worker_id, "it was killed by SIGKILL")
+        for waiting in [name for name in self._starting if self._entries[name].slot == self._entries[worker_id].slot]:
+            self.world.scheduler.at(2.0, "fork", partial(self._started, waiting), owner=self.owner)
 
     def relay_down(self, session: Session, worker_ids: tuple[str, ...], command: bytes) -> None:
         """A command for some workers; one of a stream that has ended may still come."""
@@ -384,8 +405,9 @@ class TaskManager:
         self.world.end_process(self.owner)
 
     def _started(self, worker_id: str) -> None:
-        if worker_id not in self._starting:
-            return
+        slot = self._entries[worker_id].slot
+        if worker_id not in self._starting or any(self._entries[name].slot == slot for name in self._exiting):
+            return  # killed, or started when its slot is free
         worker = self.workers[worker_id] = Worker(
             self.world, self, self._entries[worker_id], beside=self._beside[worker_id]
         )
@@ -393,13 +415,12 @@ class TaskManager:
             worker.take(command)
 
     def _send_exit(self, worker_id: str, reason: str) -> None:
+        # through the same lane as its reports, which are passed on before the news of its end
+        exited = lambda leader, session: leader.exited(session, worker_id, reason)
+        self.world.scheduler.at(1.0, "exit", lambda: self._send(exited), owner=self.owner)
+
+    def _send(self, tell: Callable[[Leader, Session], None]) -> None:
         session = self.session
         if session is not None:
             leader = session.leader
-            # through the same lane as its reports, which are passed on before the news of its end
-            self.world.scheduler.at(
-                1.0,
-                "exit",
-                lambda: session.up.send("exit", lambda: leader.exited(session, worker_id, reason), owner=leader.owner),
-                owner=self.owner,
-            )
+            session.up.send("exit", lambda: tell(leader, session), owner=leader.owner)

@@ -70,6 +70,8 @@ class Plan:
     fetch_ms: float = 0.0
     #: Standbys probe the leader.
     probes: bool = False
+    #: The longest time from the stop of a killed worker to its exit; None: it exits at once.
+    exit_ms: float | None = None
     #: Unconnected pipelines of the job: each reads every n-th partition, from its own topic.
     regions: int = 1
     #: Whether they share slots: a lost worker then fails all of them.
@@ -169,6 +171,10 @@ class Plan:
     def draw_preparation(self, chance: random.Random) -> None:
         """Draw whether the next workers of a rescale load state while the old ones run."""
         self.settings["prepare_state_bytes"] = chance.choice([0, 0, 0, 1 << 40])
+
+    def draw_exits(self, chance: random.Random) -> None:
+        """Draw how long the kernel frees the memory of a killed worker."""
+        self.exit_ms = chance.choice([None, 40.0, 300.0])
 
     def draw_scheduler(self, chance: random.Random) -> None:
         """Draw whether the job's parallelism follows the slots, and how long it waits before that."""

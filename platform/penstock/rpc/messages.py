@@ -541,6 +541,13 @@ class FromWorker(Message, frozen=True, kw_only=True):
     report: bytes
 
 
+class WorkerStopped(Message, frozen=True, kw_only=True):
+    """A killed worker executes nothing any more; its memory and its slot are free once it has exited."""
+
+    taskmanager_id: str
+    worker_id: str
+
+
 class WorkerExited(Message, frozen=True, kw_only=True):
     """A worker process ended; the supervisor reports it at once."""
 
@@ -579,7 +586,9 @@ class ThreadsText(Message, frozen=True, kw_only=True):
 
 
 TaskManagerReport = (
-    RegisterTaskManager | Heartbeat | FromWorker | WorkerExited | WorkerStartFailed | LogText | ThreadsText
+    (RegisterTaskManager | Heartbeat | FromWorker)
+    | (WorkerStopped | WorkerExited | WorkerStartFailed)
+    | (LogText | ThreadsText)
 )
 
 # --- JobManager -> TaskManager

@@ -15,6 +15,8 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+#: The kernel's flag of a thread in `do_exit`, set before its memory is freed.
+_PF_EXITING = 0x4
 #: Added to a worker's nice value: control processes get three times the CPU share of a busy worker.
 _NICE = 5
 # glibc's `mallopt` parameters, and the largest value of the second
@@ -110,6 +112,28 @@ def thread_names() -> tuple[str, ...]:
         except FileNotFoundError:
             continue  # has ended in the meantime
     return tuple(sorted(names))
+
+
+def is_stopped(pid: int, proc: str = "/proc") -> bool:
+    """Return whether a killed process executes nothing any more: the kernel ends all its threads.
+
+    False if that is unknown: it has ended, or the system has no such folder. `proc`: where the kernel shows processes.
+    """
+    try:
+        threads = list(Path(f"{proc}/{pid}/task").iterdir())
+    except OSError:
+        return False
+    return all(_is_exiting(thread / "stat") for thread in threads)
+
+
+def _is_exiting(stat: Path) -> bool:
+    """Return whether a thread executes only the kernel's code of its end, or is gone."""
+    try:
+        text = stat.read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    # field 9 of proc(5); the name before may contain spaces
+    return bool(int(text.rpartition(")")[2].split()[6]) & _PF_EXITING)
 
 
 def resident_bytes(pid: int) -> int:

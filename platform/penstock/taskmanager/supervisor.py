@@ -48,6 +48,7 @@ from penstock.rpc.messages import (
     ToWorker,
     WorkerExited,
     WorkerStartFailed,
+    WorkerStopped,
     decode_network_need,
     encode,
 )
@@ -394,6 +395,8 @@ class Supervisor:
             self._check_memory(self._workers[worker_id], held)
 
     def _check_memory(self, worker: WorkerProcess, held: int) -> None:
+        if not worker.stopping:
+            worker.held_bytes = held
         if self._memory is not None and not worker.stopping and (why := self._memory.excess(held)):
             worker.kill(why)
 
@@ -437,7 +440,7 @@ class Supervisor:
             job_name=command.job_name,
             beside=command.beside,
         )
-        worker = WorkerProcess(spec, self._relay, self._worker_ended)
+        worker = WorkerProcess(spec, self._relay, self._worker_ended, self._worker_stopped)
         self._workers[command.worker_id] = worker
         task = asyncio.get_running_loop().create_task(self._start(worker, command))
         self._tasks.add(task)
@@ -449,7 +452,8 @@ class Supervisor:
         held = 0
         for worker in self._workers.values():
             granted.append(worker.spec.managed_memory_bytes)
-            held += max(0, (unreclaimable_bytes(worker.pid) if worker.pid else 0) - memory.needed(granted[-1]))
+            shown = worker.held_bytes if worker.stopping or not worker.pid else unreclaimable_bytes(worker.pid)
+            held += max(0, shown - memory.needed(granted[-1]))
         return held + sum(map(memory.needed, granted))
 
     def _is_being_freed(self, slot: int) -> bool:
@@ -502,6 +506,14 @@ class Supervisor:
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.exited(returncode)
+
+    def _worker_stopped(self, worker: WorkerProcess) -> None:
+        """Leave its copies to a successor that runs already, then report that it executes nothing any more."""
+        if self._workers.get(worker.worker_id) is not worker:
+            return
+        spec = worker.spec
+        self._copies.worker_ended(spec.job_id, spec.worker_id, spec.slot)
+        self._send(WorkerStopped(taskmanager_id=self._config.taskmanager_id, worker_id=spec.worker_id))
 
     def _worker_ended(self, worker: WorkerProcess, returncode: int) -> None:
         if self._workers.get(worker.worker_id) is not worker:

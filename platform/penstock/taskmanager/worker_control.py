@@ -15,8 +15,9 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from penstock.core.clock import Clock
@@ -32,7 +33,7 @@ from penstock.rpc.messages import (
     decode_worker_command,
     encode,
 )
-from penstock.taskmanager.process_control import arm_lease, resident_bytes
+from penstock.taskmanager.process_control import arm_lease, is_stopped, resident_bytes
 from penstock.taskmanager.template_messages import WorkerSpec
 
 if TYPE_CHECKING:
@@ -252,9 +253,24 @@ MAX_UNREAD_BYTES = 256 << 20
 #: Time limit between the two signs of a worker's end.
 _END_GRACE_SECONDS = 2.0
 _KILLED = -int(signal.SIGKILL)
+#: How often, and how long after the kill, the threads of a worker are looked at.
+_STOP_POLL_SECONDS, _STOP_SECONDS = 0.003, 10.0
 #: A worker that is silent for its lease plus this margin must be suspended, because its timer would have ended it
 #: otherwise. It is killed.
 SILENCE_MARGIN_MS = 1000
+
+
+async def stops(is_stopped: Callable[[], bool], ends_within: Callable[[float], Awaitable[bool]]) -> bool:
+    """Wait until a killed process has stopped; return False if it ended before, or did not stop in time.
+
+    `ends_within(seconds)` waits for its end and returns whether it has ended.
+    """
+    for _ in range(round(_STOP_SECONDS / _STOP_POLL_SECONDS)):
+        if is_stopped():
+            return True
+        if await ends_within(_STOP_POLL_SECONDS):
+            return False
+    return False
 
 
 @dataclass(slots=True)
@@ -264,7 +280,11 @@ class WorkerProcess:
     spec: WorkerSpec
     on_report: Callable[[WorkerProcess, bytes], None]
     on_end: Callable[[WorkerProcess, int], None]
+    #: Called once after a kill if its threads have stopped before its end.
+    on_stop: Callable[[WorkerProcess], None]
     pid: int = 0
+    #: Memory that it held at the last heartbeat before its kill: the kernel does not show it while it is freed.
+    held_bytes: int = 0
     #: Set before it is killed, with the reason if that is a failure.
     stopping: bool = False
     kill_reason: str = ""
@@ -274,6 +294,7 @@ class WorkerProcess:
     _backlog: list[bytes] = field(default_factory=list)
     _exit: asyncio.Future[int] | None = None
     _reading: asyncio.Task[None] | None = None
+    _stop: asyncio.Task[None] | None = None
     #: Time of its last message (event loop seconds); None before the first.
     _heard: float | None = None
 
@@ -324,6 +345,8 @@ class WorkerProcess:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             elif self._exit is not None and not self._exit.done():
                 os.kill(self.pid, signal.SIGKILL)
+        if self._exit is not None and self._stop is None:
+            self._stop = asyncio.get_running_loop().create_task(self._report_stop(self._exit))
 
     def exited(self, returncode: int) -> None:
         """Take the exit status."""
@@ -335,6 +358,16 @@ class WorkerProcess:
         if self._reading is not None:
             await asyncio.wait((self._reading,), timeout=2 * _END_GRACE_SECONDS)
             self._reading.cancel()
+        if self._stop is not None:
+            self._stop.cancel()
+
+    async def _report_stop(self, end: asyncio.Future[int]) -> None:
+        async def ends_within(seconds: float) -> bool:
+            await asyncio.wait((end,), timeout=seconds)
+            return end.done()
+
+        if await stops(partial(is_stopped, self.pid), ends_within) and not end.done():
+            self.on_stop(self)
 
     async def _read(self) -> None:
         assert self._ours is not None  # noqa: S101 - set by open_control, which starts this task

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from penstock.taskmanager.process_control import resident_bytes, unreclaimable_bytes
+from penstock.taskmanager.process_control import is_stopped, resident_bytes, unreclaimable_bytes
 
 ROUNDS, PAGES = 20, 512
 #: Makes, fills and frees 2 MB again and again; says how many pages were new after the first round.
@@ -52,6 +52,30 @@ print(soft == (65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)),
 def test_memory_that_was_freed_is_used_again_without_new_pages():
     assert faults(keep=False) > ROUNDS * PAGES / 2, "the C library gives it back by default"
     assert faults(keep=True) < PAGES
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show the flags of threads")
+def test_a_killed_process_has_stopped_before_it_is_reaped():
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        assert not is_stopped(process.pid)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert is_stopped(process.pid)
+    assert not is_stopped(process.pid)
+
+
+@pytest.mark.parametrize(
+    ("flags", "stopped"),
+    [(("4194304",), False), (("4194308",), True), (("4194308", "4194304"), False), (("4", "4194308", None), True)],
+)
+def test_a_process_has_stopped_when_all_its_threads_are_exiting(tmp_path, flags, stopped):
+    for number, of_thread in enumerate(flags):
+        (tmp_path / "7" / "task" / str(number)).mkdir(parents=True)
+        if of_thread is not None:  # else it ends between the listing and the look at it
+            text = f"{number} (a) name) S 1 7 7 0 -1 {of_thread} 55 0\n"
+            (tmp_path / "7" / "task" / str(number) / "stat").write_text(text)
+    assert is_stopped(7, str(tmp_path)) == stopped
+    assert not is_stopped(8, str(tmp_path))
 
 
 def test_pages_of_mapped_files_are_not_held_those_of_the_process_are(tmp_path):

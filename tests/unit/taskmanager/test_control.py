@@ -7,7 +7,14 @@ import threading
 
 import pytest
 
-from penstock.taskmanager.worker_control import MAX_FRAME_BYTES, ControlClosedError, FrameReader, WorkerControl, frame
+from penstock.taskmanager.worker_control import (
+    MAX_FRAME_BYTES,
+    ControlClosedError,
+    FrameReader,
+    WorkerControl,
+    frame,
+    stops,
+)
 
 
 @pytest.fixture
@@ -110,3 +117,17 @@ async def test_the_asyncio_side_ends_at_a_length_beyond_the_limit():
     reader.data_received(frame(b"one") + struct.pack("<I", MAX_FRAME_BYTES + 1) + b"x")
     assert found == [b"one"]
     assert reader.ended.done()
+
+
+@pytest.mark.parametrize(("stop_ms", "end_ms", "stopped"), [(40, 90, True), (90, 40, False), (60_000, 60_000, False)])
+async def test_the_stop_of_a_worker_is_waited_for_until_its_end_or_for_a_while(stop_ms, end_ms, stopped):
+    slept = []
+    passed = lambda at_ms: sum(slept) * 1000 >= at_ms
+
+    async def ends_within(seconds):
+        slept.append(seconds)
+        return passed(end_ms)
+
+    assert await stops(lambda: passed(stop_ms), ends_within) == stopped
+    assert sum(slept) < 15
+    assert max(slept) <= 0.01

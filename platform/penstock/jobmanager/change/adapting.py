@@ -92,7 +92,7 @@ class Adapting:
         self._reading = False
 
     def start(self, job: ChangeContext) -> RescaleRequested | list[ChangeDecision] | None:
-        """Return what precedes the start of a job whose old workers have exited: a change, steps, or nothing (None)."""
+        """Return what precedes the start of a job whose old workers are gone: a change, steps, or nothing (None)."""
         if self._reading:
             return []
         step = self._decide(job) if is_adaptive(job.graph) and not self._refused else None

@@ -7,8 +7,8 @@ rescales as slots come and go.
 
 The order is fixed: slots granted -> (much state: the next workers have loaded a checkpoint) -> a checkpoint is in the
 log -> its state fits -> the workers are killed, the new run is sealed in the log and recorded -> the workers have
-exited -> deploy. A failure before the kill leaves the job unchanged. Once the change is recorded, any leader completes
-it.
+stopped (without next workers: exited) -> deploy. A failure before the kill leaves the job unchanged. Once the change
+is recorded, any leader completes it.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ class JobChange:
         return decided if more is None else [*decided, *self.rescaling.requested(more, job, "")]
 
     def start(self, job: ChangeContext) -> list[ChangeDecision] | None:
-        """Return the steps before the start of a job whose old workers have exited; None: it can be deployed."""
+        """Return the steps before the start of a job whose old workers are gone; None: it can be deployed."""
         before = None if self.upgrading.phase is not None else self.adapting.start(job)
         return self.rescaling.restarted(before) if isinstance(before, ev.RescaleRequested) else before
 

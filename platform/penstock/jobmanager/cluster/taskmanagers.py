@@ -34,6 +34,7 @@ from penstock.jobmanager.messages.events import (
     WorkerLost,
     WorkerReported,
     WorkersKept,
+    WorkerStopped,
 )
 from penstock.jobmanager.messages.placement import Slot
 from penstock.jobmanager.messages.views import TaskManagerView, WorkerView
@@ -330,6 +331,9 @@ class TaskManagers:
                         manager.workers[worker_id].memory_bytes = held
             case msg.FromWorker():
                 self._from_worker(manager, report)
+            case msg.WorkerStopped(worker_id=worker_id):
+                if (worker := manager.workers.get(worker_id)) is not None:
+                    self._post(worker.job_id, WorkerStopped(worker_id))
             case msg.WorkerExited():
                 why = report.reason or _exit_text(report.returncode, report.crashed_at)
                 by_user_code = not report.reason and _by_user_code(report.returncode, report.crashed_at)

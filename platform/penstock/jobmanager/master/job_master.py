@@ -208,6 +208,8 @@ class JobMaster:
                 self._reconciling().reported(worker_id, report)
             case _, ev.WorkerReported(worker_id, report):
                 return self._on_report(worker_id, report, now_ms)
+            case _, ev.WorkerStopped(worker_id):
+                self._held.worker_stopped(worker_id)
             case _, ev.WorkerLost() as lost:
                 return self._on_worker_lost(lost, now_ms)
             case _, ev.TaskManagerLost(taskmanager_id, reason):
@@ -332,17 +334,16 @@ class JobMaster:
         what = "was lost" if lost.started else "could not start"
         call = self.slow_call_tracker.in_user_code(worker_id, now_ms)
         text = f"worker {worker_id} {what}: {lost.reason}{f'; {call}' if call else ''}"
-        failure = Failure(now_ms, text, lost.detail, "", worker_id)
         if deployment is None:
             return []
         if self.step in (Step.FINISHING, Step.CANCELLING):
             deployment.worker_lost(worker_id, "FINISHED" if self.step is Step.FINISHING else "CANCELED")
             return []
-        failure = replace(failure, taskmanager_id=deployment.workers[worker_id].slot.taskmanager_id)
+        slot = deployment.workers[worker_id].slot
+        failure = Failure(now_ms, text, lost.detail, "", worker_id, slot.taskmanager_id)
         failed = self._deployed.vertices_of(worker_id)
         deployment.worker_lost(worker_id)
-        cause = Cause.USER_CODE if lost.by_user_code else cause_of(lost.reason)
-        return self._fail(failure, now_ms, cause, failed)
+        return self._fail(failure, now_ms, Cause.USER_CODE if lost.by_user_code else cause_of(lost.reason), failed)
 
     def _on_task_failed(self, failure: Failure, cause: Cause, now_ms: int) -> list[cmd.Command]:
         """Fail; after a lost connection wait for its cause, the end of the worker at the other side."""
@@ -514,7 +515,7 @@ class JobMaster:
     def _advance_region(self, deployment: Deployment, region: RegionRestart, now_ms: int) -> list[cmd.Command]:
         """Begin the restart of regions, or end it, when its time has come."""
         if not region.begun:
-            if not self._held.workers_exited(now_ms) or not region.is_due(now_ms):
+            if not self._held.may_start(now_ms) or not region.is_due(now_ms):
                 return []
             used = {worker.slot for worker in deployment.workers.values()}
             self.event_log.add(now_ms, "deploy", f"restart {self.restarts}, {region.name}")
@@ -567,10 +568,10 @@ class JobMaster:
         match self.step:
             case Step.RECONCILING:
                 return self._reconcile(now_ms)
-            case Step.WAITING if held.workers_exited(now_ms) and due:
+            case Step.WAITING if held.may_start(now_ms) and due:
                 before = self.job_change.start(self._change_context(now_ms))
                 return self._deploy(now_ms) if before is None else self._apply(before, now_ms)
-            case Step.CHANGING if not self.job_change.unrecorded and held.workers_exited(now_ms):
+            case Step.CHANGING if not self.job_change.unrecorded and held.may_start(now_ms):
                 self._steps.to(Step.WAITING, now_ms)
             case Step.STARTING if deployment is not None and deployment.running and deployment.assigned:
                 return self._run(deployment, now_ms)
@@ -582,7 +583,7 @@ class JobMaster:
                 return self._close(JobStatus.FINISHED, now_ms)
             case Step.CANCELLING if not recording and self._tasks_ended(now_ms):
                 return self._close(JobStatus.CANCELED, now_ms)
-            case Step.CLOSING if self._end_written and not recording and held.workers_exited(now_ms):
+            case Step.CLOSING if self._end_written and not recording and held.may_start(now_ms):
                 return self._end(now_ms)
         return []
 
@@ -723,7 +724,7 @@ class JobMaster:
         self._restart = RestartPolicy(self.graph.settings.restart, proven=self._restart.proven)
         self._held.add(step.extra)
         self._held.leave(step.leaves)
-        self._held.prepare(step.workers)
+        self._held.prepare(step.workers, required_slots(step.graph))
 
     def _close(self, state: JobStatus, now_ms: int) -> list[cmd.Command]:
         uncommitted = (tuple(self.checkpointing.pending.values()), self.checkpointing.pending_as_of)

@@ -96,6 +96,13 @@ class WorkerReported:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerStopped:
+    """A killed worker executes nothing any more; its process has not ended yet."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLost:
     """A worker process has ended or could not be started."""
 
@@ -259,6 +266,7 @@ Event = (
     | SlotsRefused
     | SlotsAvailable
     | WorkerReported
+    | WorkerStopped
     | WorkerLost
     | TaskManagerLost
     | ManifestAppended

@@ -157,6 +157,53 @@ def test_a_next_worker_lost_before_the_deployment_is_replaced(running):
     assert started[1][0] not in running.workers
 
 
+def stopped(world, number):
+    """Rescale; the old workers stop but do not exit. Return their names."""
+    old = [name for name, worker in world.workers.items() if worker.tasks]
+    world.immortal.update(old)
+    world.post(ask(world, number))
+    assert not any(worker.tasks for worker in world.workers.values())
+    for name in old:
+        world.post(ev.WorkerStopped(name))
+    return old
+
+
+@pytest.mark.parametrize("number", [3, 1])
+def test_the_next_workers_run_when_the_old_ones_have_stopped_and_not_exited(running, number):
+    old = stopped(running, number)
+    assert widths(running) == ({number}, {"run-t"}, 2 * number)
+    running.pass_time(20_000)
+    for name in old:
+        running.kill(name)
+    running.pass_time(1000)
+    assert widths(running) == ({number}, {"run-t"}, 2 * number)
+    assert running.master.restarts == 0
+    assert not running.master.failures
+    assert len(running.master._held.slots) == number
+    assert_published_once(running)
+
+
+def test_a_restart_waits_until_the_old_workers_have_exited(running):
+    old = stopped(running, 3)
+    running.kill(next(iter(running.workers))).pass_time(5000)
+    assert not running.workers
+    for name in old:
+        running.kill(name)
+    assert widths(running.pass_time(5000)) == ({3}, {"run-t"}, 6)
+    assert_published_once(running)
+
+
+def test_a_next_worker_that_is_lost_after_the_stop_is_replaced_after_the_exit(running):
+    old = [name for name, worker in running.workers.items() if worker.tasks]
+    running.immortal.update(old)
+    started = launched(running, ask(running, 3))
+    running.post(ev.WorkerStopped(old[0])).kill(started[0][0]).post(ev.WorkerStopped(old[1]))
+    assert not any(worker.tasks for worker in running.workers.values())
+    for name in old:
+        running.kill(name)
+    assert widths(running.pass_time(1000)) == ({3}, {"run-t"}, 6)
+
+
 def test_a_new_leader_adopts_the_old_workers_and_kills_the_next_ones(world_of, running, store):
     running.deaf.add(msg.PrepareTasks)
     started = launched(running, ask(running, 3))
@@ -195,6 +242,19 @@ def test_state_that_is_read_on_demand_is_not_loaded_before(world_of, graph_of):
 
 
 # --- upgrades ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_workers_of_a_new_version_run_when_the_old_ones_have_stopped(running):
+    old = set(running.workers)
+    running.immortal.update(old)
+    running.post(upgrade.ask(running.master.graph))
+    for name in old:
+        running.post(ev.WorkerStopped(name))
+    assert upgrade.running(running)[0] == {"new-t"}
+    for name in old:
+        running.kill(name)
+    assert upgrade.running(running.pass_time(5000))[0] == {"new-t"}
+    upgrade.assert_exact(running)
 
 
 @pytest.mark.parametrize("from_checkpoint", [False, True])

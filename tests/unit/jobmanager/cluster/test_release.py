@@ -10,7 +10,15 @@ from penstock.core.errors import NotFoundError, UsageError
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.messages.commands import LaunchWorker
-from penstock.jobmanager.messages.events import SlotsAvailable, SlotsAwaited, SlotsGranted, TaskManagerLost, WorkersKept
+from penstock.jobmanager.messages.events import (
+    SlotsAvailable,
+    SlotsAwaited,
+    SlotsGranted,
+    TaskManagerLost,
+    WorkerLost,
+    WorkersKept,
+    WorkerStopped,
+)
 from penstock.rpc import messages as msg
 from penstock.rpc.stream import Session
 
@@ -183,6 +191,19 @@ def test_a_drained_one_ends_when_its_job_and_its_worker_have_left(managers):
     assert managers.views() == ()
     with pytest.raises(NotFoundError):
         managers.drain("tm")
+
+
+def test_a_stopped_worker_is_reported_to_its_job_and_holds_its_taskmanager_until_its_exit(managers):
+    session, events = with_a_worker(managers)
+    managers.release_slots("job", None)
+    for name in ("w", "of an earlier leader"):
+        managers.received(session, msg.WorkerStopped(taskmanager_id="tm", worker_id=name))
+    assert events[1:] == [WorkerStopped("w")]
+    with pytest.raises(UsageError, match="1 workers are running"):
+        managers.release("tm")
+    managers.received(session, msg.WorkerExited(taskmanager_id="tm", worker_id="w", returncode=-9))
+    managers.received(session, msg.WorkerStopped(taskmanager_id="tm", worker_id="w"))
+    assert [type(event) for event in events[1:]] == [WorkerStopped, WorkerLost]
 
 
 RAISE = "os._exit ends the worker; raise an exception instead"

@@ -12,7 +12,7 @@ from penstock.graph.execution_graph import PlanIds
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
 from penstock.jobmanager.deploy import job_status as status
 from penstock.jobmanager.deploy import job_steps
-from penstock.jobmanager.deploy.deployment import Deployment, SplitAssigner
+from penstock.jobmanager.deploy.deployment import Deployment, SplitAssigner, Worker
 from penstock.jobmanager.deploy.failover import RestartPolicy, restart_decider
 from penstock.jobmanager.deploy.held_slots import HeldSlots
 from penstock.jobmanager.deploy.job_status import TRANSITIONS, JobStatus, StatusMachine
@@ -447,6 +447,66 @@ def test_places_are_forgotten_when_the_job_gets_smaller_or_leaves_hosts():
     held.leave({"a"})
     held.add(slots_of("f"))
     assert named(held.slots) == "eaf"
+
+
+def replaced(prepared, needed):
+    """Return held slots whose two workers are killed, with so many prepared workers of those needed."""
+    held, slots = HeldSlots(), slots_of("abc")
+    held.add(slots)
+    held.halt([Worker("old-0", slots[0]), Worker("old-1", slots[1])], 0)
+    held.prepare([Worker(f"new-{n}", slot) for n, slot in enumerate(slots[:prepared])], needed)
+    return held
+
+
+@pytest.mark.parametrize(("prepared", "needed"), [(1, 1), (3, 3)])
+def test_prepared_workers_wait_for_the_stop_of_the_old_ones(prepared, needed):
+    held = replaced(prepared, needed)
+    held.worker_stopped("old-0")
+    assert not held.may_start(1)
+    held.worker_stopped("old-1")
+    assert held.may_start(1)
+
+
+def test_a_stop_and_an_exit_are_enough():
+    held = replaced(3, 3)
+    held.worker_exited("old-1")
+    held.worker_stopped("old-0")
+    assert held.may_start(1)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_workers_that_are_yet_to_start_wait_for_the_exit_of_the_old_ones(lost):
+    held = replaced(2, 2) if lost else replaced(0, 2)
+    if lost:
+        held.worker_exited("new-1")
+    for name in ("old-0", "old-1"):
+        held.worker_stopped(name)
+    assert not held.may_start(1)
+    held.worker_exited("old-0")
+    assert not held.may_start(1)
+    held.worker_exited("old-1")
+    assert held.may_start(1)
+
+
+def test_a_restart_waits_for_the_exit_of_workers_that_had_stopped():
+    held = replaced(3, 3)
+    for name in ("old-0", "old-1"):
+        held.worker_stopped(name)
+    prepared, _ = held.take_prepared(3)
+    held.halt(prepared, 10)
+    for worker in prepared:
+        held.worker_stopped(worker.worker_id)
+        held.worker_exited(worker.worker_id)
+    assert not held.may_start(11)
+    held.worker_exited("old-0")
+    held.worker_exited("old-1")
+    assert held.may_start(11)
+
+
+def test_a_stop_that_nobody_waits_for_is_ignored():
+    held = HeldSlots()
+    held.worker_stopped("of an earlier leader")
+    assert held.may_start(1)
 
 
 @pytest.mark.parametrize(
