@@ -86,9 +86,6 @@ class StateTable(Protocol):
     def hot_bytes(self) -> int:
         """The bytes of rows in memory, without those that wait for an upload."""
 
-    def close(self) -> None:
-        """Free the memory."""
-
 
 #: Tables of which rows are hidden by their namespace; they have `hide_loaded`.
 _Hiding = PaneTable | JoinBuffer | TimerTable
@@ -253,6 +250,8 @@ class KeyedState:
 
     def freeze(self, checkpoint_id: int | None = None) -> tuple[FrozenTable, ...]:
         """Freeze every table; with an id, `completed` can later mark its content as committed."""
+        if self._rows is not None:
+            self._rows.sweep(self._request.limits.freeze_sweep_keys)
         frozen: tuple[FrozenTable, ...] = tuple(table.freeze() for table in self._tables.values())
         if checkpoint_id is not None:
             logs = [table.source.log for table in self._tables.values()]
@@ -298,12 +297,13 @@ class KeyedState:
     def finish_restore(self) -> None:
         """Remove restored rows that have expired; call it when the operator starts work."""
         if self._rows is not None:
-            self._rows.finish_restore()
+            self._rows.sweep()
 
     def close(self) -> None:
         """Free memory and local files; idempotent."""
         for table in self._tables.values():
-            table.close()
+            if isinstance(table, PaneTable | JoinBuffer):
+                table.close()
             table.source.clear()
         if self._rows is not None:
             self._rows.close()

@@ -41,8 +41,6 @@ _CONTAINER_BYTES = 200
 _LIST_PLACE, _DICT_PLACE = 10, 54
 #: Bytes of a slot in all arrays; of a part without its content.
 _SLOT_BYTES, _PART_BYTES = 13, 40
-#: A sweep for expired values checks one slot of a list or map per this many slots.
-_SWEEP_PART = 8
 
 
 class EntryCodec(Protocol):
@@ -87,12 +85,11 @@ class CollectionTable:
         *,
         lists: bool,
     ) -> None:
-        """Create an empty table; `load` fills it during a restore, `finish_restore` ends it."""
+        """Create an empty table; `load` fills it during a restore."""
         self.source = source
         source.ttl = ttl
         #: With a time-to-live: the times of last access.
         self.stamps = None if ttl is None else EntryStamps(ttl, lists=lists)
-        self._swept = 0
         self.spec = source.spec
         self.lists = lists
         self._state = state
@@ -217,17 +214,6 @@ class CollectionTable:
                 self.remove(np.array(owners, np.int32), self._codec.encode_keys(keys))
             self.changed(np.array(touched, np.int32), self._held[touched].tolist())
 
-    def sweep(self, limit: int) -> None:
-        """Check the next slots, in turn, and remove expired elements and entries; `limit` is divided by a constant."""
-        if self.stamps is None:
-            return
-        self._fit_slots()
-        count = self._state.index.count
-        first = self._swept if self._swept < count else 0
-        self._swept = min(first + max(1, limit // _SWEEP_PART), count)
-        self.remove_expired((np.flatnonzero(self._lengths[first : self._swept]) + first).astype(np.int32))
-        self._state.sweep_cold(limit)
-
     def set_ends(self, slots: I32, ends: I64) -> None:
         """Set the indices of the next elements of these lists."""
         self._ends[slots] = ends
@@ -235,8 +221,7 @@ class CollectionTable:
     # --- snapshots --------------------------------------------------------------------------------------------------
 
     def freeze(self) -> FrozenTable:
-        """Freeze the table, after a sweep of a part of it for expired elements and entries."""
-        self.sweep(self._limits.freeze_sweep_keys)
+        """Freeze the table."""
         return self.source.frozen(self.unsaved())
 
     def unsaved(self) -> tuple[FrozenChanges, ...]:
@@ -290,11 +275,6 @@ class CollectionTable:
             columns[-1] = pa.array(self.stamps.ttl.clock.restored(columns[-1].to_numpy()))
         return columns
 
-    def finish_restore(self) -> None:
-        """Remove expired elements and entries."""
-        if self.stamps is not None:
-            self.remove_expired(np.flatnonzero(self._lengths).astype(np.int32))
-
     @property
     def hot_bytes(self) -> int:
         """The bytes of the objects in CPython, and of the changes in memory."""
@@ -305,10 +285,6 @@ class CollectionTable:
         expired = 0 if self._expired is None else self._expired.memory_bytes
         by_slot = _SLOT_BYTES * len(self._held) + self._ends.nbytes
         return objects + self._text + self._part_bytes + self._log.nbytes + expired + by_slot
-
-    def close(self) -> None:
-        """Drop all objects."""
-        self._held = np.full(0, None, object)
 
     # --- eviction ---------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW, keyed_batch, rows_of
 from penstock.state.spill import join_runs
 from penstock.state.spill.join_runs import Run, in_order
-from penstock.state.tables.key_space import find_key
+from penstock.state.tables.key_space import find_key, key_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -194,14 +194,11 @@ class JoinBuffer:
                 found.append(run.chosen(mine))
         times = np.concatenate([np.empty(0, np.int64), *(run.times for run in found)])
         order = np.argsort(times, kind="stable")[:most]
-        rows, schema = self.spec, self.spec.segment_schema
         given = {NAMESPACE: pa.array(times[order]), ROW: pa.array(np.arange(len(order)))}
-        for place, name in enumerate(rows.value_names):
-            parts = pa.chunked_array([run.values[place] for run in found], schema.field(name).type)
+        for place, name in enumerate(self.spec.value_names):
+            parts = pa.chunked_array([run.values[place] for run in found], self.spec.segment_schema.field(name).type)
             given[name] = parts.combine_chunks().take(pa.array(order))
-        for name, key in zip(rows.key_schema.names, view.gather(slots), strict=True):
-            given[name] = key.take(pa.array(np.zeros(len(order), np.int64)))
-        return rows_of(schema, given, len(order))
+        return key_table(self.spec, (view, slots), given, len(order))
 
     def counts(self) -> KeyCounts:
         """Return the number of rows of every key, in memory and in files; a key may occur more than once."""

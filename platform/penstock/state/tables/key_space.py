@@ -55,9 +55,6 @@ class RowSpace(KeySpace, Protocol):
     def note_changed(self, slots: I32) -> None:
         """Record that rows of slots were changed: the records of their keys in the cold store are out of date."""
 
-    def sweep_cold(self, limit: int) -> None:
-        """Check evicted keys, one per so many of `limit`, and remove rows that expired."""
-
 
 def find_key(state: KeySpace, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
     """Return a single key as a slot of a view, and whether it is in memory; a remote key is fetched, not loaded."""
@@ -81,7 +78,12 @@ def live_rows(source: FrozenSource[RowSpec], key: tuple[KeyView, I32], rows: Key
     if source.deadline is not None:
         found = found.filter(pc.field(LAST_ACCESS) > source.deadline)
     found = found.slice(0, most)
+    return key_table(spec, key, dict(zip(spec.row_names, found.columns, strict=True)), found.num_rows)
+
+
+def key_table(spec: RowSpec, key: tuple[KeyView, I32], given: dict[str, pa.Array], rows: int) -> pa.Table:
+    """Return rows of a single key with the given columns as columns of a segment."""
     view, slots = key
-    owners = pa.array(np.zeros(found.num_rows, np.int64))
-    given = dict(zip(spec.key_schema.names, (column.take(owners) for column in view.gather(slots)), strict=True))
-    return rows_of(spec.segment_schema, given | dict(zip(spec.row_names, found.columns, strict=True)), found.num_rows)
+    owners = pa.array(np.zeros(rows, np.int64))
+    own = dict(zip(spec.key_schema.names, (column.take(owners) for column in view.gather(slots)), strict=True))
+    return rows_of(spec.segment_schema, own | given, rows)

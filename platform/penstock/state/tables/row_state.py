@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from penstock.state.spill.join_runs import RunFiles
     from penstock.state.tables.collection_table import EntryCodec
 
+#: A sweep of lists and maps for expired rows checks one key in this many: looking at one takes longer than at a value.
+_SWEEP_PART = 8
 #: Rows of joins are not spilled while they take less than one part in this many of the limit.
 _LEAST_PART = 8
 #: Rows read from files together, and files of a merge, take about one part in this many of the share.
@@ -89,6 +91,7 @@ class RowState:
         self._timer_tables: list[TimerTable] = []
         self._join_buffers: list[JoinBuffer] = []
         self._numbers: I32 = np.zeros(0, np.int32)
+        self._swept = 0
         #: Of each slot, whether the cold store may have a record of the key, and whether it is out of date.
         self._stored, self._changed = np.zeros(0, np.bool_), np.zeros(0, np.bool_)
 
@@ -163,11 +166,6 @@ class RowState:
 
         made: _TableT = self._declare(name, spec, added)
         return made
-
-    def finish_restore(self) -> None:
-        """Remove expired rows."""
-        for table in self._row_tables:
-            table.finish_restore()
 
     # --- keys -------------------------------------------------------------------------------------------------------
 
@@ -275,8 +273,7 @@ class RowState:
         Raises:
             StateTooLargeError: the state does not fit the managed memory.
         """
-        for table in self._row_tables:
-            table.sweep(self._limits.sweep_keys)
+        self.sweep(self._limits.sweep_keys)
         if self._policy.should_find_dead(self.index.count):
             self._drop_dead_keys()
         self._make_room()
@@ -364,14 +361,25 @@ class RowState:
         held += 0 if self.remote_runs is None else self.remote_runs.remote_bytes(low, high)
         return owned.split(1 + held // self._together)
 
-    def sweep_cold(self, limit: int) -> None:
-        """Check evicted keys, one per so many of `limit`, and remove rows that expired."""
+    def sweep(self, limit: int | None = None) -> None:
+        """Check the next `limit` keys (None: all), in turn, and remove rows that expired; also of some evicted keys."""
+        expiring = [table for table in self._row_tables if table.source.ttl is not None]
+        if not expiring:
+            return
+        count = self.index.count
+        every, limit = limit is None, count if limit is None else limit
+        lists = any(isinstance(table, CollectionTable) for table in expiring) and not every
+        first = 0 if every or self._swept >= count else self._swept
+        self._swept = min(first + (max(1, limit // _SWEEP_PART) if lists else limit), count)
+        slots = np.arange(first, self._swept, dtype=np.int32)
+        for table in expiring:
+            table.remove_expired(slots)
         if self.cold is None:
             return
         deadlines = [table.source.deadline for table in self._row_tables]
         gone = self.cold.sweep(1 + limit // self._limits.cold_sweep_part, deadlines, self.index.has_hashes)
         for table, names in zip(self._row_tables, gone, strict=True):
-            if names:
+            if names and isinstance(table, CollectionTable):  # a restore and a compaction ignore expired values
                 keys, hashes, _ = decode_keys(self.index.schema, names)
                 table.note_expired(keys, hashes)
 

@@ -249,9 +249,6 @@ class TimerTable:
         """The bytes of the timers in memory."""
         return 8 * sum(bucket.words for bucket in self._buckets.values()) + self._log.nbytes
 
-    def close(self) -> None:
-        """Do nothing: all files belong to the store."""
-
     # --- eviction ---------------------------------------------------------------------------------------------------
 
     def evict_keys(self, keys: KeyView, slots: I32) -> None:

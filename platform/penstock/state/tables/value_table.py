@@ -81,7 +81,7 @@ class ValueTable:
     """One value by slot; the slots are those of the key index that all states of an operator share."""
 
     def __init__(self, source: FrozenSource[RowSpec], state: RowSpace, ttl: Ttl | None = None) -> None:
-        """Create an empty table; `load` fills it during a restore, `finish_restore` ends it."""
+        """Create an empty table; `load` fills it during a restore."""
         self.source = source
         self.spec = source.spec
         self.ttl = ttl
@@ -98,7 +98,6 @@ class ValueTable:
         #: Rows from this one on are not in a segment yet.
         self._dirty_from = 0
         self._where: I32 = np.full(rows, -1, np.int32)
-        self._swept = 0
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -165,26 +164,14 @@ class ValueTable:
         found: np.ndarray = (rows >= 0) & (stamps.words[rows] <= self.ttl.deadline)
         return found
 
-    def sweep(self, limit: int) -> None:
-        """Check the next `limit` slots, in turn, and remove expired values."""
-        if self.ttl is None:
-            return
-        self._fit_slots()
-        first = self._swept if self._swept < self._state.index.count else 0
-        self._swept = min(first + limit, self._state.index.count)
-        slots = np.arange(first, self._swept, dtype=np.int32)
-        self.clear(slots[self.expired(self._where[slots])])
-        self._state.sweep_cold(limit)
-
-    def finish_restore(self) -> None:
-        """Remove expired values."""
-        self.sweep(self._state.index.count)
+    def remove_expired(self, slots: I32) -> None:
+        """Remove the expired values of these distinct slots."""
+        self.clear(slots[self.expired(self.rows_of(slots))])
 
     # --- snapshots --------------------------------------------------------------------------------------------------
 
     def freeze(self) -> FrozenTable:
-        """Freeze the table, after a sweep of a part of it for expired values."""
-        self.sweep(self._limits.freeze_sweep_keys)
+        """Freeze the table."""
         return self.source.frozen(self.unsaved())
 
     def load(self, table: pa.Table, *, unsaved: bool = False) -> None:
@@ -211,9 +198,6 @@ class ValueTable:
     def hot_bytes(self) -> int:
         """The bytes of the rows in memory."""
         return int(self._where.nbytes) + 6 * self._end + sum(column.bytes_of(self._end) for column in self._columns)
-
-    def close(self) -> None:
-        """Do nothing: all files belong to the store."""
 
     def unsaved(self) -> tuple[FrozenLog, ...]:
         """Return the unsaved changes, which count as saved then."""
@@ -258,9 +242,6 @@ class ValueTable:
         rows = self._packer.unpack(parts)
         if rows.counts.any():
             self._put(slots[rows.counts > 0], rows.columns, clean=True)
-
-    def note_expired(self, keys: KeyColumns, hashes: I64) -> None:
-        """Do nothing: a restore and a compaction ignore expired values."""
 
     # --- slots ------------------------------------------------------------------------------------------------------
 
