@@ -14,8 +14,8 @@ from penstock.core.snapshot import KeyedStateSnapshot
 from penstock.jobmanager.deploy.held_slots import HeldSlots
 from penstock.state import store
 from penstock.state.log.log_delta import LogDelta, log_delta
-from penstock.state.panes.session_table import SessionTable
 from penstock.state.store import KeyedState
+from penstock.state.tables.session_table import SessionTable
 from penstock.task.checkpoint.compaction import Compactor
 
 _RESCALES = {RESCALE: 4.0}

@@ -24,7 +24,7 @@ from penstock.state.cells.accumulators import PaneTableSpec
 from penstock.state.log.compaction import CompactionJob
 from penstock.state.log.frozen import FrozenSource, FrozenTable
 from penstock.state.log.log_delta import LogDelta, log_delta
-from penstock.state.log.row_spec import TIMERS, RowSpec
+from penstock.state.log.row_spec import SESSION_TIMERS, TIMERS, RowSpec
 from penstock.state.log.segment_columns import DELETED, StateSpec
 from penstock.state.log.segment_file import AscendingReader, SegmentFile
 from penstock.state.log.segment_log import LogView, SegmentLog
@@ -33,7 +33,6 @@ from penstock.state.log.ttl import TtlClock
 from penstock.state.memory.budget import EvictionPolicy
 from penstock.state.panes.pane_table import PaneTable
 from penstock.state.panes.running_table import RunningTable
-from penstock.state.panes.session_table import SessionTable
 from penstock.state.state_backend import StateBackend
 from penstock.state.tables.collection_table import CollectionTable
 from penstock.state.tables.join_buffer import JoinBuffer
@@ -53,12 +52,12 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyCounts
     from penstock.state.log.row_spec import Migration
     from penstock.state.log.ttl import Ttl
-    from penstock.state.panes.session_table import SessionRule
     from penstock.state.remote.range_fetcher import BackgroundFetch
     from penstock.state.state_backend import KeyedStateRequest
+    from penstock.state.tables.session_table import SessionRule, SessionTable
 
 #: The timers of remote sessions; local ones have none.
-_SESSION_TIMERS = TIMERS + "due"
+_SESSION_TIMERS = TIMERS + SESSION_TIMERS
 #: Freezes remembered until their checkpoint is known to be complete.
 _MAX_OPEN_VIEWS = 64
 
@@ -134,13 +133,8 @@ class KeyedState:
 
         With the remote backend keys are fetched when they are used or due. Raises as `pane_table`.
         """
-        budget, cold, due = self._request.budget, self._cold, RowSpec(spec.key_schema)
-        table = self._declare(name, spec, lambda source: SessionTable(source, budget, rule, cold.keys()))
-        timers = self._declare(_SESSION_TIMERS, due, lambda source: TimerTable(source, table))
-        if table.source.remote:
-            table.time_keys(timers)
-        else:
-            timers.discard_saved()
+        table = self.row_state(spec.key_schema, evictable=True).sessions(name, spec, rule)
+        self._tables[_SESSION_TIMERS] = self._tables.pop(_SESSION_TIMERS)  # a freeze of the sessions registers timers
         return table
 
     def row_state(self, key_schema: pa.Schema, *, evictable: bool = False) -> RowState:
@@ -201,7 +195,7 @@ class KeyedState:
         for name, table in self._tables.items():
             delta, log = deltas[name], table.source.log
             assert delta is not None  # noqa: S101 - looked at above
-            if delta.hidden_to is not None and isinstance(table, _Hiding):
+            if delta.hidden_to is not None and isinstance(table, _Hiding) and name != _SESSION_TIMERS:
                 table.hide_loaded(delta.hidden_to)
             log.restore(*_segments_of(self._saved(name)))
             added = set(delta.segments)

@@ -25,7 +25,7 @@ from penstock.operators.aggregates.aggregate_plan import AggregatePlan
 from penstock.operators.aggregates.aggregate_schema import Aggregate, output_schema, parse
 from penstock.operators.lateness import LateRows, RangeWatermarks
 from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
-from penstock.state.panes.session_table import SessionRule
+from penstock.state.tables.session_table import SessionRule
 
 if TYPE_CHECKING:
     from penstock.core.elements import Barrier, Watermark
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from penstock.operators.aggregates.aggregate_schema import WindowConfig
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.state.cells.hot_panes import Fired
-    from penstock.state.panes.session_table import SessionTable
     from penstock.state.store import KeyedState
+    from penstock.state.tables.session_table import SessionTable
 
 _STATE = "sessions"
 #: In the items of the watermark: the time at which sessions are due is known.

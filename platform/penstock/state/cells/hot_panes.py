@@ -19,7 +19,7 @@ from penstock.state.cells.pane_memory import PaneCells, PaneMemory
 from penstock.state.cells.value_heap import ValueHeap, take_values
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.segment_columns import DELETED, NAMESPACE, keyed_batch
-from penstock.state.memory.slot_arrays import pieces
+from penstock.state.memory.slot_arrays import pieces, renumbering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -110,14 +110,13 @@ class HotPanes:
             copy.memory.put(numbers.astype(np.int32), rows.panes, rows.cells, copy.index.count)
         return copy
 
-    def rebuilt(self, kept: I32) -> HotPanes:
-        """Return a copy with only the kept keys, renumbered in the same order.
+    def rebuilt(self, kept: I32, index: KeyIndex | None = None) -> HotPanes:
+        """Return a copy with only the kept keys, renumbered in the same order, as `index` has them if it is given.
 
         No page may be frozen and uncopied.
         """
-        rows, copy = self.memory.present(), HotPanes(self.spec, heap=self.heap, index=self.index.kept(kept))
-        moved = np.full(self.index.count, -1, np.int32)
-        moved[kept] = np.arange(len(kept), dtype=np.int32)
+        rows, copy = self.memory.present(), HotPanes(self.spec, heap=self.heap, index=index or self.index.kept(kept))
+        moved = renumbering(kept, self.index.count)
         chosen = moved[rows.slots] >= 0
         copy.memory.put(moved[rows.slots[chosen]], rows.panes[chosen], rows.cells[chosen], copy.index.count)
         return copy

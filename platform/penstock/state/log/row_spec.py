@@ -78,8 +78,8 @@ def is_value(field: pa.Field) -> bool:
     return field_id(field) >= FIRST_VALUE_ID
 
 
-#: Prefix of the names of timer states.
-TIMERS = "__timers_"
+#: Prefix of the names of timer states; the rest of the name of those of sessions.
+TIMERS, SESSION_TIMERS = "__timers_", "due"
 #: The entry column of a list or of a map with plain keys; prefix of the names for other maps.
 ENTRY = "__entry"
 

@@ -19,6 +19,13 @@ def with_room(array: np.ndarray, count: int, fill: Any = 0) -> np.ndarray:
     return wider
 
 
+def renumbering(kept: np.ndarray, count: int) -> np.ndarray:
+    """Return the new number of each of `count` slots, of which only `kept` stay, in this order; of others -1."""
+    numbers = np.full(count, -1, np.int32)
+    numbers[kept] = np.arange(len(kept), dtype=np.int32)
+    return numbers
+
+
 def pieces(array: np.ndarray, most: int) -> Iterator[np.ndarray]:
     """Yield an array in pieces of at most `most` elements, for work that takes several times their memory."""
     for first in range(0, len(array), most):

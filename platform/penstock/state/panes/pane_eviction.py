@@ -176,7 +176,7 @@ class FrozenPanes:
     def whole(self) -> Iterator[pa.Table]:
         """Yield the cells as columns of a segment, in tables of `batch_rows`."""
         self._check_copied()
-        merged = _merged(self.rows.copied, self.spec.width)
+        merged = merged_cells(self.rows.copied, self.spec.width)
         return rows_to_tables(self.spec, self.rows.keys, merged, self.batch_rows)
 
     def tables(self, rows: int) -> Iterator[pa.Table]:
@@ -210,10 +210,11 @@ def _chosen_of(parts: list[PaneCells], chosen: NDArray[np.bool_], width: int) ->
     for part in parts:
         found.append(part.chosen(np.flatnonzero(chosen[first : first + len(part.slots)])))
         first += len(part.slots)
-    return _merged(found, width)
+    return merged_cells(found, width)
 
 
-def _merged(parts: list[PaneCells], width: int) -> PaneCells:
+def merged_cells(parts: list[PaneCells], width: int) -> PaneCells:
+    """Return the rows of several parts, in order."""
     if len(parts) == 1:
         return parts[0]
     return PaneCells(
@@ -266,4 +267,4 @@ class FrozenCold:
         index = KeyIndex(self.spec.key_schema, small=True)
         parts = [PaneCells(index.upsert(keys, hashes).copy(), panes, cells) for keys, hashes, panes, cells in chunks]
         if parts:
-            yield rows_to_table(self.spec, index.view(), _merged(parts, self.spec.width))
+            yield rows_to_table(self.spec, index.view(), merged_cells(parts, self.spec.width))

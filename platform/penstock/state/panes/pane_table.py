@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
-    from penstock.state.cells.pane_memory import PaneCells
     from penstock.state.cells.value_heap import ValueHeap
     from penstock.state.log.frozen import FrozenSegment, FrozenSource, FrozenTable
     from penstock.state.memory.budget import MemoryBudget
@@ -49,9 +48,18 @@ class PaneTable:
     """Accumulators by key and pane."""
 
     def __init__(
-        self, source: FrozenSource[PaneTableSpec], budget: MemoryBudget, cold: ColdPaneStore | None = None
+        self,
+        source: FrozenSource[PaneTableSpec],
+        budget: MemoryBudget,
+        cold: ColdPaneStore | None = None,
+        *,
+        index: KeyIndex | None = None,
+        policy: EvictionPolicy | None = None,
     ) -> None:
-        """Create an empty table; `load` fills it during a restore. Without `cold` all rows stay in memory."""
+        """Create an empty table; `load` fills it during a restore. Without `cold` all rows stay in memory.
+
+        `index`, `policy`: those of keys that the table shares.
+        """
         self.source = source
         self.spec = source.spec
         self._budget = budget
@@ -61,10 +69,10 @@ class PaneTable:
         self._evicted = None if cold is None else cold.for_changes()
         #: Whether memory has a bound that the table always obeys: its cold rows are in a file.
         self._bounded = self._evicted is not None
-        self._hot = HotPanes(self.spec, small=self._bounded)
+        self._hot = HotPanes(self.spec, small=self._bounded, index=index)
         source.copy_frozen = self._hot.memory.copy_frozen
         self._cold = None if cold is None else ColdPanes(cold)
-        self._policy = self._new_policy()
+        self._policy = self._new_policy() if policy is None else policy
         if self._bounded or self.spec.value_words:
             source.directory.mkdir(parents=True, exist_ok=True)
             rows = max(1, self._policy.batch_rows // _ENCODED_PART)
@@ -184,7 +192,7 @@ class PaneTable:
         self._hot.memory.drop(gone)
         if self._cold is not None:
             self._cold.rows.drop_below(pane)
-        self.source.log.add_tombstone(self.source.hash_range, MIN_TIMESTAMP, pane - 1)
+        self.source.hide(pane - 1)
         if self._policy.should_find_dead(self._hot.index.count):
             self._drop_dead_keys()
         self._report()
@@ -292,10 +300,14 @@ class PaneTable:
     def _make_room(self, rows: int) -> None:
         """Evict keys if needed before `rows` rows are added."""
         count = self._hot.index.count
-        if not self._bounded or (count < self._policy.batch_rows and count <= self._limits.hot_keys):
+        if (
+            self._cold is None
+            or not self._bounded
+            or (count < self._policy.batch_rows and count <= self._limits.hot_keys)
+        ):
             return
         if self._policy.full(self._bounded_bytes(count + rows), count):  # all rows may be new keys
-            self._evict()
+            self._evict(self._cold)
 
     def _restored(self, cells: I64) -> None:
         """Handle restored cells (a hook of subclasses)."""
@@ -323,7 +335,7 @@ class PaneTable:
         self._report()
         if self._cold is not None:
             if self._is_full():
-                self._evict()
+                self._evict(self._cold)
             return
         budget = self._budget
         if self.spec.value_words and (budget.exceeded or self.heap.full):
@@ -363,23 +375,22 @@ class PaneTable:
     def _drop_dead_keys(self) -> None:
         """Rebuild without keys that have no row, if they are at least half of all."""
         alive = np.zeros(self._hot.index.count, np.bool_)
-        self._mark_used(alive)
+        alive[self._hot.memory.present().slots] = True
         if self._policy.should_drop_dead(int(alive.sum()), len(alive)):
-            self._rebuild(alive)
+            self._keep(np.flatnonzero(alive).astype(np.int32))
 
-    def _mark_used(self, used: np.ndarray) -> None:
-        """Set the slots that have a row."""
-        used[self._hot.memory.present().slots] = True
-
-    def _rebuild(self, keep: np.ndarray) -> None:
+    def _keep(self, kept: I32) -> None:
         """Keep only these slots; frozen cells are copied first and have a view of the old keys."""
         self._hot.memory.copy_all_frozen()
-        kept = np.nonzero(keep)[0].astype(np.int32)
-        self._hot = self._hot.rebuilt(kept)
-        self.source.copy_frozen = self._hot.memory.copy_frozen
+        self._replace(self._hot.rebuilt(kept))
         self._policy.lru.moved(kept)
         if self._cold is not None:
             self._cold.moved(kept)
+
+    def _replace(self, hot: HotPanes) -> None:
+        """Continue with rebuilt keys and cells; no page may be frozen and uncopied."""
+        self._hot = hot
+        self.source.copy_frozen = hot.memory.copy_frozen
         if self.spec.value_words:
             self._compact_heap()
 
@@ -388,15 +399,14 @@ class PaneTable:
         self._policy.lru.touch(slots, self._hot.index.count)
         cold.note_slots(self._hot.index.count)
 
-    def _evict(self) -> None:
+    def _evict(self, cold: ColdPanes) -> None:
         """Move the least recently used keys to the cold store.
 
         Changed rows are frozen into a segment first.
         """
-        if self._evicted is not None and self._cold is not None:
+        if self._evicted is not None:
             self._hot.memory.copy_all_frozen()
-            self._hot = evict_to_file(self._policy, self._hot, self._cold, self._evicted)
-            self.source.copy_frozen = self._hot.memory.copy_frozen
+            self._replace(evict_to_file(self._policy, self._hot, cold, self._evicted))
             self._report()
             return
         segment = self._freeze_dirty()
@@ -404,11 +414,6 @@ class PaneTable:
         if segment is not None:
             segment.spill()
         keep, rows = self._policy.kept_mask(self._hot.index.count), self._hot.memory.present()
-        self._put_cold(rows.chosen(~keep[rows.slots]), keep)
-        self._rebuild(keep)
+        cold.rows.put(self._hot.index.view(), rows.chosen(~keep[rows.slots]))
+        self._keep(np.flatnonzero(keep).astype(np.int32))
         self._report()
-
-    def _put_cold(self, rows: PaneCells, keep: np.ndarray) -> None:  # noqa: ARG002 - a subclass needs it
-        """Write rows of keys that leave memory to the cold store; `keep` marks the slots that stay."""
-        assert self._cold is not None  # noqa: S101 - for the type checker
-        self._cold.rows.put(self._hot.index.view(), rows)

@@ -1,6 +1,6 @@
 """Remote keys of a process function: kept in the object store until their first use, and fetched as records by key.
 
-Called by `state.tables.row_state` and `state.panes.session_table`.
+Called by `state.tables.row_state` and `state.tables.session_table`.
 """
 
 from __future__ import annotations

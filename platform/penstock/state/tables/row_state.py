@@ -16,19 +16,21 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.kernels.rows.row_order import number_slots
-from penstock.state.keys.key_index import KeyIndex
+from penstock.state.cells.accumulators import PaneTableSpec
+from penstock.state.keys.key_index import KeyIndex, columns_of
 from penstock.state.keys.sorted_keys import decode_keys
-from penstock.state.log.row_spec import TIMERS, RowSpec
+from penstock.state.log.row_spec import SESSION_TIMERS, TIMERS, RowSpec
 from penstock.state.memory.budget import EvictionPolicy
-from penstock.state.memory.slot_arrays import pieces, with_room
+from penstock.state.memory.slot_arrays import pieces, renumbering, with_room
 from penstock.state.spill.cold_records import RowPacker
 from penstock.state.tables.collection_table import CollectionTable
 from penstock.state.tables.join_buffer import JoinBuffer
+from penstock.state.tables.session_table import SessionTable
 from penstock.state.tables.timer_table import TimerTable
 from penstock.state.tables.value_table import ValueTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64
@@ -43,19 +45,23 @@ if TYPE_CHECKING:
     from penstock.state.spill.cold_records import KeyRows, SpillStore
     from penstock.state.spill.join_runs import RunFiles
     from penstock.state.tables.collection_table import EntryCodec
+    from penstock.state.tables.session_table import SessionRule
 
 #: A sweep of lists and maps for expired rows checks one key in this many: looking at one takes longer than at a value.
 _SWEEP_PART = 8
+#: Most restored keys that are loaded together.
+_LOADED = 65_536
 #: Rows of joins are not spilled while they take less than one part in this many of the limit.
 _LEAST_PART = 8
 #: Rows read from files together, and files of a merge, take about one part in this many of the share.
 _TOGETHER = 16
 
 #: Registers a table in the store under a name, and restores it.
-Declare: TypeAlias = Callable[[str, RowSpec, Callable[["FrozenSource[RowSpec]"], Any]], Any]
+Declare: TypeAlias = Callable[[str, Any, Callable[["FrozenSource[Any]"], Any]], Any]
 _TableT = TypeVar("_TableT")
+_SpecT = TypeVar("_SpecT", RowSpec, PaneTableSpec)
 #: A table whose rows are a part of their key's record when the key is evicted.
-RowTable: TypeAlias = ValueTable | CollectionTable
+RowTable: TypeAlias = ValueTable | CollectionTable | SessionTable
 #: A table whose keys can be evicted: every table except the rows of a join.
 ColdTable: TypeAlias = RowTable | TimerTable
 
@@ -77,7 +83,7 @@ class RowState:
         Without `keys` all keys stay in memory, without `runs` all rows of joins.
         """
         self.cold, self.remote = keys
-        self._policy = policy
+        self.policy = policy
         self._limits = policy.limits
         self.index = KeyIndex(key_schema)
         self._holder = policy.holder
@@ -146,6 +152,13 @@ class RowState:
         declared, add = RowSpec(self.index.schema), self._timer_tables.append
         return self._added(TIMERS + name, declared, lambda source: TimerTable(source, self), add)
 
+    def sessions(self, name: str, spec: PaneTableSpec, rule: SessionRule) -> SessionTable:
+        """Declare sessions by key, after the timers of those that leave memory; they are restored when this returns."""
+        timers, add = self.timers(SESSION_TIMERS), self._row_tables.append
+        if not timers.source.remote:  # all keys are loaded
+            timers.discard_saved()
+        return self._added(name, spec, lambda source: SessionTable(source, self, timers, rule), add)
+
     def join_buffer(
         self, name: str, values: tuple[pa.Field, ...], join: tuple[tuple[bytes, bytes], ...] = ()
     ) -> JoinBuffer:
@@ -155,11 +168,11 @@ class RowState:
         return self._added(name, declared, lambda source: JoinBuffer(source, self, *stores), add)
 
     def _added(
-        self, name: str, spec: RowSpec, make: Callable[[FrozenSource[RowSpec]], _TableT], add: Callable[[_TableT], None]
+        self, name: str, spec: _SpecT, make: Callable[[FrozenSource[_SpecT]], _TableT], add: Callable[[_TableT], None]
     ) -> _TableT:
         """Declare a table and restore it; it is added before, since a restore may evict keys."""
 
-        def added(source: FrozenSource[RowSpec]) -> _TableT:
+        def added(source: FrozenSource[_SpecT]) -> _TableT:
             table = make(source)
             add(table)
             return table
@@ -175,7 +188,7 @@ class RowState:
             return self.index.upsert(keys, hashes)
         known = self.index.count
         slots = self.index.upsert(keys, hashes)
-        self._policy.lru.touch(slots, self.index.count)
+        self.policy.lru.touch(slots, self.index.count)
         if self.index.count > known:
             self._stored = with_room(self._stored, self.index.count)
             self._changed = with_room(self._changed, self.index.count)
@@ -200,7 +213,20 @@ class RowState:
         """Add a state whose rows are a part of their key's record; return the packer of the part."""
         if self.remote is not None:
             self.remote.follow(source)
-        types = [field.type for field in source.spec.row_fields]
+        return self._packer([field.type for field in source.spec.row_fields])
+
+    def register_columns(
+        self,
+        source: FrozenSource[PaneTableSpec],
+        types: Sequence[pa.DataType],
+        columns: Callable[[pa.RecordBatch], list[pa.Array]],
+    ) -> RowPacker:
+        """Add a state as `register` does, whose rows in records have `types`; `columns` makes them from a segment's."""
+        if self.remote is not None:
+            self.remote.add(source, columns)
+        return self._packer(types)
+
+    def _packer(self, types: Sequence[pa.DataType]) -> RowPacker:
         return RowPacker(types) if self.cold is None else self.cold.add(types)
 
     def evicted_rows(self, keys: KeyView, slots: I32, packer: RowPacker) -> KeyRows | None:
@@ -219,7 +245,7 @@ class RowState:
 
     def most_keys(self, most: int) -> int:
         """Return how many keys, at most `most`, may enter memory before the next `settle`."""
-        return self._policy.most_incoming(most)
+        return self.policy.most_incoming(most)
 
     def distinct(self, slots: I32) -> tuple[I32, I32]:
         """Return each row's number among the distinct slots, and these slots, in order of first appearance."""
@@ -227,7 +253,7 @@ class RowState:
         local, found = np.empty(len(slots), np.int32), np.empty(len(slots), np.int32)
         count = number_slots(slots, self._numbers, local, found)
         if self.cold is not None:
-            self._policy.lru.touch(found[:count], self.index.count)
+            self.policy.lru.touch(found[:count], self.index.count)
         return local, found[:count]
 
     def every_key(self) -> Iterator[I32]:
@@ -239,7 +265,11 @@ class RowState:
             yield np.arange(self.index.count, dtype=np.int32)
             return
         for keys, hashes in self.remote.every_key():
-            yield np.unique(self.upsert(keys, hashes))
+            index = KeyIndex(self.index.schema)
+            index.upsert(keys, hashes)
+            view, distinct = index.view(), np.arange(index.count, dtype=np.int32)
+            for piece in pieces(distinct, self.most_keys(_LOADED)):
+                yield np.unique(self.upsert(columns_of(view, piece), view.hashes[piece]))
 
     def keys(self, slots: I32) -> list[pa.Array]:
         """Return the key columns of slots."""
@@ -255,7 +285,7 @@ class RowState:
     @property
     def key_bytes(self) -> int:
         """The bytes without the rows of joins."""
-        known = self.index.memory_bytes + int(self._numbers.nbytes) + self._policy.lru.nbytes
+        known = self.index.memory_bytes + int(self._numbers.nbytes) + self.policy.lru.nbytes
         return known + sum(table.hot_bytes for table in self._cold_tables)
 
     @property
@@ -274,9 +304,11 @@ class RowState:
             StateTooLargeError: the state does not fit the managed memory.
         """
         self.sweep(self._limits.sweep_keys)
-        if self._policy.should_find_dead(self.index.count):
-            self._drop_dead_keys()
+        if self.policy.should_find_dead(self.index.count):
+            self.drop_dead_keys()
         self._make_room()
+        if self._budget.exceeded and self.cold is None and self._compact():
+            self.report()
         if self._budget.exceeded and (self.cold is None or self._join_buffers):
             more = "; with state_backend=rocksdb the keys of process functions and of windows, and the rows of a join, "
             raise self._budget.error(f"the state of {self._holder.rpartition('/')[2]}", f"{more}can exceed memory")
@@ -286,6 +318,10 @@ class RowState:
         if self.cold is not None or self._run_files is not None:
             self._make_room()
 
+    def report(self) -> None:
+        """Report the memory in use."""
+        self._budget.report(self._holder, self.hot_bytes)
+
     def close(self) -> None:
         """Report the memory as free."""
         self._budget.report(self._holder, 0)
@@ -293,39 +329,49 @@ class RowState:
 
     def _make_room(self) -> None:
         """Evict keys down to the limit, report the usage, and spill join rows."""
-        if self.cold is not None and not self.keeps_all and self._policy.full(self.key_bytes, self.index.count):
+        if self.cold is not None and not self.keeps_all and self.policy.full(self.key_bytes, self.index.count):
             for rows in self._join_buffers:
                 rows.spill()
-            self._pack()
-            if self._policy.full(self.key_bytes, self.index.count):
+            if not self._pack():
                 self._evict_keys(self.cold)
-        self._budget.report(self._holder, self.hot_bytes)
+        self.report()
         if self._run_files is not None and self._join_buffers:
             self._spill()
 
-    def _pack(self) -> None:
-        """Replace lists and maps by their parts while memory is full: those used least recently, then all."""
+    def _pack(self) -> bool:
+        """Replace lists and maps by their parts while memory is full: those used least recently, then all.
+
+        Of sessions, drop the values that no cell refers to. Return whether memory has room then.
+        """
+        if self._compact():  # reads every cell: not again soon
+            return not self.policy.full(2 * self.key_bytes, self.index.count)
         tables = [table for table in self._row_tables if isinstance(table, CollectionTable)]
-        for choose in (self._policy.lru.oldest_half, np.asarray):
+        for choose in (self.policy.lru.oldest_half, np.asarray):
             objects = np.zeros(self.index.count, np.bool_)
             for table in tables:
                 objects |= table.objects[: self.index.count]
             slots = choose(np.flatnonzero(objects).astype(np.int32))
             for table in tables:  # at the same time in all: the objects of windows refer to each other
                 table.pack(slots)
-            if not self._policy.full(self.key_bytes, self.index.count):
-                return
+            if not self.policy.full(self.key_bytes, self.index.count):
+                return True
+        return False
+
+    def _compact(self) -> bool:
+        """Drop the values that no session refers to; return whether sessions may have any."""
+        found = [table.compact() for table in self._row_tables if isinstance(table, SessionTable)]
+        return any(found)
 
     def _evict_keys(self, cold: SpillStore) -> None:
         """Evict keys until memory is not full; their unsaved changes are gathered first."""
-        for table in self._cold_tables:
-            table.source.gather(table.unsaved(), self._policy.gathered_bytes)
+        for table in self._row_tables:
+            table.source.gather(table.unsaved(), self.policy.gathered_bytes)
         held, keys = self.key_bytes, -1
-        while self.index.count not in (0, keys) and self._policy.full(held, self.index.count):
+        while self.index.count not in (0, keys) and self.policy.full(held, self.index.count):
             before, keys = held, self.index.count
             self._evict(cold, held)
             held = self.key_bytes
-            self._policy.record_evicted(keys - self.index.count, before - held)
+            self.policy.record_evicted(keys - self.index.count, before - held)
         waiting = sum(table.source.memory_bytes for table in self._cold_tables)
         self._budget.work(f"{self._holder}/waiting", waiting)
 
@@ -337,7 +383,7 @@ class RowState:
         if (self.hot_bytes > full and rows >= full / _LEAST_PART) or self._budget.exceeded:
             for table in self._join_buffers:
                 table.spill(self._limits.spilled_bytes)
-            self._budget.report(self._holder, self.hot_bytes)
+            self.report()
         for table in self._join_buffers:
             table.merge_some(self._together)
             table.release()
@@ -363,7 +409,7 @@ class RowState:
 
     def sweep(self, limit: int | None = None) -> None:
         """Check the next `limit` keys (None: all), in turn, and remove rows that expired; also of some evicted keys."""
-        expiring = [table for table in self._row_tables if table.source.ttl is not None]
+        expiring = [t for t in self._row_tables if not isinstance(t, SessionTable) and t.source.ttl is not None]
         if not expiring:
             return
         count = self.index.count
@@ -378,20 +424,21 @@ class RowState:
             return
         deadlines = [table.source.deadline for table in self._row_tables]
         gone = self.cold.sweep(1 + limit // self._limits.cold_sweep_part, deadlines, self.index.has_hashes)
-        for table, names in zip(self._row_tables, gone, strict=True):
-            if names and isinstance(table, CollectionTable):  # a restore and a compaction ignore expired values
+        for owner, names in zip(self._row_tables, gone, strict=True):
+            if names and isinstance(owner, CollectionTable):  # a restore and a compaction ignore expired values
                 keys, hashes, _ = decode_keys(self.index.schema, names)
-                table.note_expired(keys, hashes)
+                owner.note_expired(keys, hashes)
 
     def _evict(self, cold: SpillStore, held: int) -> None:
         """Evict the least recently used keys."""
         count, view = self.index.count, self.index.view()
-        stays = self._policy.kept_mask(count, held)
+        stays = self.policy.kept_mask(count, held)
         leaving = np.flatnonzero(~stays).astype(np.int32)
         leaving = leaving[np.argsort(view.hashes[leaving])]
         for piece in pieces(leaving, self._limits.evicted_keys) if self._row_tables else ():
             self._put_rows(cold, view, piece)
-        for timers in self._timer_tables:
+        for timers in self._timer_tables:  # after the rows: sessions that leave register some
+            timers.source.gather(timers.unsaved(), self.policy.gathered_bytes)
             timers.evict_keys(view, leaving)
         self._keep(np.flatnonzero(stays).astype(np.int32))
 
@@ -411,13 +458,13 @@ class RowState:
         """Return a mask of the slots whose keys may have a record in the cold store."""
         return np.ones(len(slots), np.bool_) if self.remote is not None else self._stored[slots]
 
-    def _drop_dead_keys(self) -> None:
+    def drop_dead_keys(self) -> None:
         """Compact the index: drop keys that no table uses, if they are at least half of all."""
         count = self.index.count
         used = np.zeros(count, np.bool_)
         for table in self._tables:
             table.mark_used(used)
-        if not self._policy.should_drop_dead(int(used.sum()), count):
+        if not self.policy.should_drop_dead(int(used.sum()), count):
             return
         if self.cold is not None:
             dead = np.flatnonzero(~used).astype(np.int32)
@@ -426,11 +473,10 @@ class RowState:
 
     def _keep(self, kept: I32) -> None:
         """Keep only these keys, renumbered in the same order; tables have no state in memory for the others."""
-        numbers = np.full(self.index.count, -1, np.int32)
-        numbers[kept] = np.arange(len(kept), dtype=np.int32)
+        numbers = renumbering(kept, self.index.count)
         self.index = self.index.kept(kept)
         for table in self._tables:
             table.renumber(numbers)
         if self.cold is not None:
-            self._policy.lru.moved(kept)
+            self.policy.lru.moved(kept)
             self._stored, self._changed = self._stored[kept], self._changed[kept]

@@ -81,22 +81,27 @@ class TimerTable:
         self._state = state
         self._buckets: dict[int, _Bucket] = {}
         self._log = ChangeLog(source.spec, source.log)
-        self._cold = None if state.cold is None else ColdTimers(state.cold)
+        #: The timers of evicted keys.
+        self.cold = None if state.cold is None else ColdTimers(state.cold)
         self._remote: RemoteTimers | None = None
-        if self._cold is not None and state.remote is not None:
-            self._remote = RemoteTimers(source, self._cold, state.remote.reader)
+        if self.cold is not None and state.remote is not None:
+            self._remote = RemoteTimers(source, self.cold, state.remote.reader)
 
     # --- timers -----------------------------------------------------------------------------------------------------
 
-    def change(self, slots: I32, times: I64, deleted: np.ndarray) -> None:
-        """Register or delete timers, in order; registering an existing timer has no effect."""
+    def change(self, slots: I32, times: I64, deleted: np.ndarray, *, logged: bool = True) -> None:
+        """Register or delete timers, in order; registering an existing timer has no effect.
+
+        Those that are not `logged` are in no snapshot.
+        """
         self._enter(slots, times, deleted)
-        self._log.add(slots, [pa.array(times)], deleted)
+        if logged:
+            self._log.add(slots, [pa.array(times)], deleted)
 
     @property
     def size(self) -> int:
         """The number of timers, at most."""
-        local = sum(bucket.words for bucket in self._buckets.values()) + (0 if self._cold is None else self._cold.count)
+        local = sum(bucket.words for bucket in self._buckets.values()) + (0 if self.cold is None else self.cold.count)
         return local if self._remote is None else local + self._remote.rows
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
@@ -106,7 +111,7 @@ class TimerTable:
             UsageError: too many timers of other evicted keys are before them.
         """
         view, slots, here = find_key(self._state, keys, hashes)
-        times = set[int]() if self._cold is None else set(self._cold.look_up(view, slots, most))
+        times = set[int]() if self.cold is None else set(self.cold.look_up(view, slots, most))
         if self._remote is not None and len(times) < most:
             times |= self._remote_times(keys, hashes)
         for number in sorted(self._buckets) if here else ():
@@ -140,7 +145,7 @@ class TimerTable:
     def next_time(self) -> int | None:
         """Return a lower bound of the next timer's time; None if there is no timer."""
         far = None if self._remote is None else self._remote.least
-        times = (self._next_in_memory(), None if self._cold is None else self._cold.least, far)
+        times = (self._next_in_memory(), None if self.cold is None else self.cold.least, far)
         return min((time for time in times if time is not None), default=None)
 
     def _next_in_memory(self) -> int | None:
@@ -168,23 +173,23 @@ class TimerTable:
             self._forget_deleted()
 
     def _take_here(self, until: int, limit: int) -> tuple[I32, I64] | None:
-        cold = None if self._cold is None else self._cold.take(self._state.index.schema, until, limit)
-        if self._cold is None or cold is None:
+        cold = None if self.cold is None else self.cold.take(self._state.index.schema, until, limit)
+        if self.cold is None or cold is None:
             return self._take_in_memory(until, limit)
         slots = self._state.upsert(cold.keys, cold.hashes)
         self._enter(slots, cold.times, np.zeros(len(slots), np.bool_))
         before = self._take_in_memory(cold.reached - 1, limit) if cold.more else None
         found = before or self._take_in_memory(cold.reached, limit)
         if cold.more and found is not None:  # one that was registered again in memory may also be in the cold store
-            self._cold.forget(self._state.index.view(), *found)
+            self.cold.forget(self._state.index.view(), *found)
         return found
 
     def _forget_deleted(self) -> None:
         """Delete fetched timers that were deleted in memory since the last freeze, which the log does not have."""
-        if self._cold is None:
+        if self.cold is None:
             return
         for slots, times in self._log.deletions():
-            self._cold.forget(self._state.index.view(), slots, times)
+            self.cold.forget(self._state.index.view(), slots, times)
 
     def _take_in_memory(self, until: int, limit: int) -> tuple[I32, I64] | None:
         if not self._buckets or min(self._buckets) > until >> _BUCKET_BITS:
@@ -214,8 +219,7 @@ class TimerTable:
 
     def discard_saved(self) -> None:
         """Remove all saved timers, none of which was loaded."""
-        if self.source.log.entries:
-            self._log.fire(MAX_TIMESTAMP)
+        self.source.hide(MAX_TIMESTAMP)
 
     def hide_loaded(self, up_to: int) -> None:
         """Remove restored timers up to a time (inclusive), which have fired."""
@@ -253,7 +257,7 @@ class TimerTable:
 
     def evict_keys(self, keys: KeyView, slots: I32) -> None:
         """Move the timers of slots to the cold store; all changes are frozen already."""
-        if self._cold is None:
+        if self.cold is None:
             return
         leaving = np.zeros(self._state.index.count, np.bool_)
         leaving[slots] = True
@@ -264,7 +268,7 @@ class TimerTable:
         times = begins[gone] + (words[gone] >> (_SLOT_BITS + 1))
         slots = owners[gone].astype(np.int32)
         local = np.ones(len(times), np.bool_) if self._remote is None else self._remote.local(times)
-        self._cold.put(keys, slots[local], times[local])
+        self.cold.put(keys, slots[local], times[local])
         self._keep(numbers, words[~gone], edges - np.append(0, np.cumsum(gone))[edges])
 
     # --- slots ------------------------------------------------------------------------------------------------------
@@ -301,8 +305,8 @@ class TimerTable:
     def _enter(self, slots: I32, times: I64, deleted: np.ndarray) -> None:
         if len(slots) == 0:
             return
-        if self._cold is not None and deleted.any():
-            self._cold.forget(self._state.index.view(), slots[deleted], times[deleted])
+        if self.cold is not None and deleted.any():
+            self.cold.forget(self._state.index.view(), slots[deleted], times[deleted])
         numbers = times >> _BUCKET_BITS
         offsets = times & ((1 << _BUCKET_BITS) - 1)
         words = (offsets << (_SLOT_BITS + 1)) | (slots.astype(np.int64) << 1) | deleted
