@@ -37,6 +37,9 @@ from penstock.state.log.segment_columns import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.kernels.compiler.compile import I32
+    from penstock.state.keys.key_index import KeyView
+
 
 @dataclass(frozen=True)
 class Migration:
@@ -151,6 +154,13 @@ class RowSpec:
             return schema
         more = {MIGRATES: schema_to_text(migration.was).encode(), MIGRATES_BY: migration.by.encode()}
         return schema.with_metadata({**(schema.metadata or {}), **more})
+
+    def rows_of_key(self, key: tuple[KeyView, I32], given: dict[str, pa.Array], rows: int) -> pa.Table:
+        """Return rows of a single key, a slot of a view, with the given columns as columns of a segment."""
+        view, slots = key
+        owners = pa.array(np.zeros(rows, np.int64))
+        own = dict(zip(self.key_schema.names, (column.take(owners) for column in view.gather(slots)), strict=True))
+        return rows_of(self.segment_schema, own | given, rows)
 
     def _evolution_metadata(self, field: pa.Field) -> dict[bytes, bytes]:
         """Return the metadata of a value column for later versions of the job."""

@@ -7,6 +7,7 @@ are written to a log as columns after every batch, so a barrier has nothing left
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain, compress, islice, repeat
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,7 +23,6 @@ from penstock.state.log.ttl import EntryStamps
 from penstock.state.memory.slot_arrays import pieces, with_room
 from penstock.state.spill.cold_records import KeyRows
 from penstock.state.tables.changes import ChangeLog
-from penstock.state.tables.key_space import find_key, live_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.ttl import Ttl
     from penstock.state.tables.changes import FrozenChanges
-    from penstock.state.tables.key_space import RowSpace
+    from penstock.state.tables.row_state import RowState
 
 #: Bytes of an empty list or dict with the capacity for the first few elements.
 _CONTAINER_BYTES = 200
@@ -79,7 +79,7 @@ class CollectionTable:
     def __init__(
         self,
         source: FrozenSource[RowSpec],
-        state: RowSpace,
+        state: RowState,
         codec: EntryCodec,
         ttl: Ttl | None = None,
         *,
@@ -136,9 +136,8 @@ class CollectionTable:
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the first `most` live elements or entries of one key; see `state.store.StateTable`."""
-        view, slots, in_memory = find_key(self._state, keys, hashes)
-        rows = self._peek(slots, most) if in_memory else self._state.evicted_rows(view, slots, self._packer)
-        return live_rows(self.source, (view, slots), rows, most)
+        peek = partial(self._peek, most=most)
+        return self._state.live_rows(self.source, self._packer, (keys, hashes), most, peek)
 
     def counts(self) -> KeyCounts:
         """Return how many elements or entries every key has."""

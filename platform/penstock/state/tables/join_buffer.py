@@ -21,7 +21,6 @@ from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW, keyed_batch, rows_of
 from penstock.state.spill import join_runs
 from penstock.state.spill.join_runs import Run, in_order
-from penstock.state.tables.key_space import find_key, key_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.remote.remote_runs import RemoteRuns
     from penstock.state.spill.join_runs import RunFiles, SpilledRows
-    from penstock.state.tables.key_space import KeySpace
+    from penstock.state.tables.row_state import RowState
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class JoinBuffer:
     def __init__(
         self,
         source: FrozenSource[RowSpec],
-        state: KeySpace,
+        state: RowState,
         run_files: RunFiles | None = None,
         remote: RemoteRuns | None = None,
     ) -> None:
@@ -183,7 +182,7 @@ class JoinBuffer:
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the first `most` rows of one key, in order of time; see `state.store.StateTable`."""
-        view, slots, in_memory = find_key(self._state, keys, hashes)
+        view, slots, in_memory = self._state.find(keys, hashes)
         if self._remote is not None:
             self._remote.owner.fetcher.ensure(hashes)
         found = []
@@ -198,7 +197,7 @@ class JoinBuffer:
         for place, name in enumerate(self.spec.value_names):
             parts = pa.chunked_array([run.values[place] for run in found], self.spec.segment_schema.field(name).type)
             given[name] = parts.combine_chunks().take(pa.array(order))
-        return key_table(self.spec, (view, slots), given, len(order))
+        return self.spec.rows_of_key((view, slots), given, len(order))
 
     def counts(self) -> KeyCounts:
         """Return the number of rows of every key, in memory and in files; a key may occur more than once."""

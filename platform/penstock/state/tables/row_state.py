@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.kernels.rows.row_order import number_slots
 from penstock.state.cells.accumulators import PaneTableSpec
 from penstock.state.keys.key_index import KeyIndex, columns_of
 from penstock.state.keys.sorted_keys import decode_keys
 from penstock.state.log.row_spec import SESSION_TIMERS, TIMERS, RowSpec
+from penstock.state.log.segment_columns import LAST_ACCESS
 from penstock.state.memory.budget import EvictionPolicy
 from penstock.state.memory.slot_arrays import pieces, renumbering, with_room
 from penstock.state.spill.cold_records import RowPacker
@@ -232,6 +234,39 @@ class RowState:
     def evicted_rows(self, keys: KeyView, slots: I32, packer: RowPacker) -> KeyRows | None:
         """Return one part of the record of a single key that is not in memory; None: it has none."""
         return None if self.cold is None else self.cold.look_up(keys, slots, packer)
+
+    def find(self, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
+        """Return a single key as a slot of a view, and whether it is in memory; a remote key is fetched, not loaded."""
+        found = self.index.find(keys, hashes)
+        if len(found):
+            return self.index.view(), found, True
+        if self.remote is not None:
+            self.remote.fetcher.ensure(hashes)
+        lookup_index = KeyIndex(self.index.schema)
+        slots = lookup_index.upsert(keys, hashes).copy()
+        return lookup_index.view(), slots, False
+
+    def live_rows(
+        self,
+        source: FrozenSource[RowSpec],
+        packer: RowPacker,
+        key: tuple[KeyColumns, I64],
+        most: int,
+        rows_at: Callable[[I32], KeyRows],
+    ) -> pa.Table:
+        """Return the first `most` rows of a single key that have not expired, as columns of a segment.
+
+        `rows_at` returns the rows of a key in memory, `packer` has those of an evicted one.
+        """
+        view, slots, in_memory = self.find(*key)
+        rows, spec = rows_at(slots) if in_memory else self.evicted_rows(view, slots, packer), source.spec
+        if rows is None or not rows.counts.any():
+            return spec.segment_schema.empty_table()
+        found = pa.table(rows.columns, names=list(spec.row_names))
+        if source.deadline is not None:
+            found = found.filter(pc.field(LAST_ACCESS) > source.deadline)
+        found = found.slice(0, most)
+        return spec.rows_of_key((view, slots), dict(zip(spec.row_names, found.columns, strict=True)), found.num_rows)
 
     def note_changed(self, slots: I32) -> None:
         """Record that rows of slots were changed: the records of their keys in the cold store are out of date."""

@@ -26,7 +26,6 @@ from penstock.state.memory.slot_arrays import with_room
 from penstock.state.panes.pane_eviction import FrozenPanes, merged_cells
 from penstock.state.panes.pane_table import PaneTable
 from penstock.state.spill.cold_records import KeyRows
-from penstock.state.tables.key_space import find_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -302,7 +301,7 @@ class SessionTable(PaneTable):
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the cells of one key in its first `most` panes; see `state.store.StateTable`."""
-        view, slots, in_memory = find_key(self._state, keys, hashes)
+        view, slots, in_memory = self._state.find(keys, hashes)
         found = None if in_memory else self._state.evicted_rows(view, slots, self._packer)
         if found is None:
             return super().look_up(keys, hashes, most)

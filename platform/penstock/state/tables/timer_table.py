@@ -14,7 +14,6 @@ from penstock.state.log.segment_columns import DELETED, NAMESPACE, keyed_batch, 
 from penstock.state.remote.remote_timers import RemoteTimers
 from penstock.state.spill.cold_records import ColdTimers
 from penstock.state.tables.changes import ChangeLog
-from penstock.state.tables.key_space import find_key
 
 if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32, I64
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource, FrozenTable
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.tables.changes import FrozenChanges
-    from penstock.state.tables.key_space import KeySpace
+    from penstock.state.tables.row_state import RowState
 
 
 #: Number of low bits in which times of a bucket may differ: 1.05 s of microseconds.
@@ -74,7 +73,7 @@ class _Bucket:
 class TimerTable:
     """Timers by slot; the slots are those of the key index that all states of an operator share."""
 
-    def __init__(self, source: FrozenSource[RowSpec], state: KeySpace) -> None:
+    def __init__(self, source: FrozenSource[RowSpec], state: RowState) -> None:
         """Start without timers; `load` adds restored ones."""
         self.source = source
         self.spec = source.spec
@@ -110,7 +109,7 @@ class TimerTable:
         Raises:
             UsageError: too many timers of other evicted keys are before them.
         """
-        view, slots, here = find_key(self._state, keys, hashes)
+        view, slots, here = self._state.find(keys, hashes)
         times = set[int]() if self.cold is None else set(self.cold.look_up(view, slots, most))
         if self._remote is not None and len(times) < most:
             times |= self._remote_times(keys, hashes)

@@ -20,7 +20,6 @@ from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.segment_columns import DELETED, keyed_batch, segment_table
 from penstock.state.memory.slot_arrays import with_room
 from penstock.state.spill.cold_records import KeyRows
-from penstock.state.tables.key_space import find_key, live_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource, FrozenTable
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.ttl import Ttl
-    from penstock.state.tables.key_space import RowSpace
+    from penstock.state.tables.row_state import RowState
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ def last_by_slot(slots: I32) -> I64:
 class ValueTable:
     """One value by slot; the slots are those of the key index that all states of an operator share."""
 
-    def __init__(self, source: FrozenSource[RowSpec], state: RowSpace, ttl: Ttl | None = None) -> None:
+    def __init__(self, source: FrozenSource[RowSpec], state: RowState, ttl: Ttl | None = None) -> None:
         """Create an empty table; `load` fills it during a restore."""
         self.source = source
         self.spec = source.spec
@@ -116,9 +115,7 @@ class ValueTable:
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the live value of one key, if it has one; see `state.store.StateTable`."""
-        view, slots, in_memory = find_key(self._state, keys, hashes)
-        rows = self.rows_at(slots) if in_memory else self._state.evicted_rows(view, slots, self._packer)
-        return live_rows(self.source, (view, slots), rows, most)
+        return self._state.live_rows(self.source, self._packer, (keys, hashes), most, self.rows_at)
 
     def counts(self) -> KeyCounts:
         """Return which keys have a value."""
