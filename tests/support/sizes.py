@@ -36,7 +36,6 @@ TINY = StateLimits(
     incoming_keys=2,
     piece_rows=4,
     evicted_keys=2,
-    evicted_sessions=2,
     gathered_bytes=300,
     searched_timers=3,
     sparse_bytes=400,

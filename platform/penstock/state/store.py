@@ -202,20 +202,9 @@ class KeyedState:
             segments = [e.segment for e in log.entries if e.segment is not None and e.segment in added]
             if name == _SESSION_TIMERS:
                 continue
-            if isinstance(table, CollectionTable):
-                self._change(table, segments)
-            else:
-                self._restore(table, segments, log.tombstones, None)
+            self._restore(table, segments, log.tombstones, None)
         self._loaded = dict(self._tables)
         return True
-
-    def _change(self, table: CollectionTable, segments: list[Segment]) -> None:
-        """Apply the changes in segments, each key's at once."""
-        request, schema = self._request, table.source.spec.segment_schema
-        files = [SegmentFile(segment, request.read, request.limits) for segment in segments]
-        for merged in merge_segments(files, (), schema, within=request.hash_range, keep_deleted=True):
-            for rows in slices_of_keys(merged, request.limits.wide_group_rows):
-                table.change(rows)
 
     def _delta(self, name: str, table: StateTable, snapshots: tuple[KeyedStateSnapshot, ...]) -> LogDelta | None:
         """Return what the snapshots add to a restored table; None: it cannot be added."""
@@ -337,7 +326,7 @@ class KeyedState:
     ) -> None:
         """Load segments oldest first, so that newer rows overwrite older ones, a few row groups at a time.
 
-        Values to migrate, and lists and maps, are merged first: then each key comes once, with all of its rows.
+        Values to migrate, and lists and maps, are merged first: then each key comes once, with all of its rows in them.
         """
         request, schema = self._request, table.source.spec.segment_schema
         within, limits = request.hash_range, request.limits
@@ -351,7 +340,7 @@ class KeyedState:
         assert isinstance(table, CollectionTable | ValueTable)  # noqa: S101 - no other state has a migration
         saved = schema if migration is None else migration[1]
         most = min(limits.wide_group_rows, EvictionPolicy(request.budget, request.uid, limits).batch_rows)
-        for merged in merge_segments(list(files), tombstones, saved, within=within, keep_deleted=False):
+        for merged in merge_segments(list(files), tombstones, saved, within=within, keep_deleted=True):
             for rows in slices_of_keys(merged, most):
                 if migration is None:
                     table.load(rows)

@@ -237,10 +237,10 @@ class WindowBuffer:
         self.state = store.row_state(key, evictable=True)
         self._schema = schema
         rows = _RowCodec(schema, row_type)
-        self._rows = self.state.entries("rows", (_NUMBER, tuple(schema)), rows, lists=False)
+        self._rows = self.state.entries("rows", (_NUMBER, tuple(schema)), rows)
         packed = (pa.field("window", pa.binary()),)
         self._codec = _WindowCodec()
-        self._windows = self.state.windows("windows", (_BOUNDS, packed), self._codec, assigner.shown)
+        self._windows = self.state.entries("windows", (_BOUNDS, packed), self._codec, window=assigner.shown)
         self.event_timers, self.processing_timers = self.state.timers("event"), self.state.timers("processing")
         self._places: list[KeyWindows] = []
         self._slots: I32 = np.empty(0, np.int32)

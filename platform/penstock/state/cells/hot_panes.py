@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from penstock.state.cells.accumulators import PaneTableSpec
     from penstock.state.keys.key_index import KeyView
 
+#: Rows that are copied at a time when keys are dropped.
+_REBUILT = 1 << 20
 #: Most rows of one table of output.
 CHUNK = 65_536
 
@@ -100,25 +102,16 @@ class HotPanes:
         slots = slots[there]
         return PaneCells(slots, np.zeros(len(slots), np.int64), cells[there])
 
-    def rebuilt_in_batches(self, kept: I32, piece: int) -> HotPanes:
-        """Return a compacted copy as `rebuilt` does, for a table of one pane, copying `piece` rows at a time."""
-        copy = HotPanes(self.spec, heap=self.heap, index=self.index.kept(kept, piece, small=True))
-        for first in range(0, len(kept), piece):
-            slots = kept[first : first + piece]
-            rows = self.rows_at(slots)
-            numbers = first + np.searchsorted(slots, rows.slots).astype(np.int32)
-            copy.memory.put(numbers.astype(np.int32), rows.panes, rows.cells, copy.index.count)
-        return copy
-
-    def rebuilt(self, kept: I32, index: KeyIndex | None = None) -> HotPanes:
+    def rebuilt(self, kept: I32, most: int = _REBUILT, index: KeyIndex | None = None) -> HotPanes:
         """Return a copy with only the kept keys, renumbered in the same order, as `index` has them if it is given.
 
-        No page may be frozen and uncopied.
+        About `most` rows are copied at a time. No page may be frozen and uncopied.
         """
-        rows, copy = self.memory.present(), HotPanes(self.spec, heap=self.heap, index=index or self.index.kept(kept))
+        copy = HotPanes(self.spec, heap=self.heap, index=index or self.index.kept(kept, most))
         moved = renumbering(kept, self.index.count)
-        chosen = moved[rows.slots] >= 0
-        copy.memory.put(moved[rows.slots[chosen]], rows.panes[chosen], rows.cells[chosen], copy.index.count)
+        for rows in self.memory.presents(most):
+            chosen = moved[rows.slots] >= 0
+            copy.memory.put(moved[rows.slots[chosen]], rows.panes[chosen], rows.cells[chosen], copy.index.count)
         return copy
 
 

@@ -20,7 +20,7 @@ from penstock.kernels.compiler.compile import F64, I32, I64
 from penstock.state.cells.accumulators import TIMED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -129,14 +129,8 @@ class PaneMemory:
         while True:
             tables = (self._pane_index, self._page_table, self._meta, self._free, self._capture)
             kernels.locate((slots, panes), cell, tables, self.cells, self.spec.initial, state)
-            self._free_count = int(state[2])
-            if state[5] == kernels.DONE:
+            if not self._added(state):
                 break
-            if state[5] == kernels.NEED_PANES:
-                self._add_pane(int(state[4]))
-            else:
-                self._grow_pages()
-                state[2] = self._free_count
         if state[3]:
             self._copy_listed(self._capture[: int(state[3])])
         return cell
@@ -152,19 +146,13 @@ class PaneMemory:
         """Add rows (slots, event times) in one pass; no page may be frozen. `window`: see the kernel."""
         self._fit_slots(slot_count)
         work = (self.spec.initial, self.spec.row_inputs(inputs))  # addresses: `inputs` must outlive the calls
-        state = np.array([0, 0, self._free_count, 0, 0, one_pass.DONE, 0], np.int64)
+        state = np.array([0, 0, self._free_count, 0, 0, kernels.DONE, 0], np.int64)
         while True:
             tables = (self._pane_index, self._page_table, self._meta, self._free)
             cells = (self.cells, self.float_cells)
             one_pass.accumulate(rows, window, tables, cells, work, state)
-            self._free_count = int(state[2])
-            if state[5] == one_pass.DONE:
+            if not self._added(state):
                 return RowCounts(int(state[1]), int(state[3]), int(state[6]))
-            if state[5] == one_pass.NEED_PANES:
-                self._add_pane(int(state[4]))
-            else:
-                self._grow_pages()
-                state[2] = self._free_count
 
     def put(self, slots: I32, panes: I64, cells: I64, slot_count: int) -> None:
         """Overwrite cells with whole rows, in order; pages count as changed only where a row's dirty bit is set."""
@@ -231,10 +219,16 @@ class PaneMemory:
 
     def present(self) -> PaneCells:
         """Return copies of all used cells, with their dirty bits."""
-        pages = self._pages_in_use()
-        out = self._room(int(kernels.count_present(self.cells, pages)))
-        kernels.take_present(self.cells, pages, self._meta, (out.slots, out.panes, out.cells))
-        return out
+        return next(self.presents(1 << 62))
+
+    def presents(self, most: int) -> Iterator[PaneCells]:
+        """Yield copies of all used cells as `present` does, those of a page or of about `most` rows at a time."""
+        pages, step = self._pages_in_use(), max(1, most // kernels.PAGE_ROWS)
+        for first in range(0, max(1, len(pages)), step):
+            some = pages[first : first + step]
+            out = self._room(int(kernels.count_present(self.cells, some)))
+            kernels.take_present(self.cells, some, self._meta, (out.slots, out.panes, out.cells))
+            yield out
 
     def counts(self, slots: int) -> I64:
         """Return the number of panes in which each of the first slots has a row."""
@@ -322,6 +316,16 @@ class PaneMemory:
     def _release(self, pages: I64) -> None:
         self._free[self._free_count : self._free_count + len(pages)] = pages
         self._free_count += len(pages)
+
+    def _added(self, state: I64) -> bool:
+        """Add the pane or the pages without which a kernel stopped; return False if it was done."""
+        self._free_count = int(state[2])
+        if state[5] == kernels.NEED_PANES:
+            self._add_pane(int(state[4]))
+        elif state[5] == kernels.NEED_PAGES:
+            self._grow_pages()
+            state[2] = self._free_count
+        return bool(state[5] != kernels.DONE)
 
     def _grow_pages(self) -> None:
         old = len(self._free)

@@ -133,7 +133,7 @@ class KeyIndex:
 
         `small` takes a third less memory, and more probes.
         """
-        self._entries_a_slot = _ENTRIES_A_SLOT // 2 if small else _ENTRIES_A_SLOT
+        self._small, self._entries_a_slot = small, _ENTRIES_A_SLOT // 2 if small else _ENTRIES_A_SLOT
         self.schema = plain_key_schema(schema)
         self.count = 0
         self._table = np.zeros(self._entries_a_slot * _FIRST_SLOTS, np.uint64)
@@ -162,10 +162,10 @@ class KeyIndex:
         """Return the keys as of now."""
         return KeyView(self.schema, self._hashes, tuple(store.frozen() for store in self._stores))
 
-    def kept(self, slots: I32, piece: int = _CHUNK, *, small: bool = False) -> KeyIndex:
+    def kept(self, slots: I32, piece: int = _CHUNK) -> KeyIndex:
         """Return an index with only the keys of these slots, renumbered in the same order."""
-        index, view = KeyIndex(self.schema, small=small), self.view()
-        for some in pieces(slots, piece):
+        index, view = KeyIndex(self.schema, small=self._small), self.view()
+        for some in pieces(slots, min(piece, _CHUNK)):
             index.upsert(columns_of(view, some), view.hashes[some])
         return index
 

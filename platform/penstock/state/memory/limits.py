@@ -75,8 +75,6 @@ class StateLimits:
     kept_rows_part: int = 4
     #: Keys that a row state writes to the cold store at a time.
     evicted_keys: int = 16_384
-    #: Keys that a session table writes to the cold store at a time.
-    evicted_sessions: int = 4096
     #: Bytes of changes of evicted keys that are held in memory until the next checkpoint, of each state.
     gathered_bytes: int = 8 << 20
     #: Cold timers that a search for due timers looks at.

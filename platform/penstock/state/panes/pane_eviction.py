@@ -99,7 +99,7 @@ def evict_to_file(policy: EvictionPolicy, hot: HotPanes, cold: ColdPanes, change
         rows = hot.rows_at(piece)
         changes.put(keys, rows.chosen((rows.cells[:, 0] & 1) == 1))
         cold.rows.put(keys, rows)
-    stays = hot.rebuilt_in_batches(kept, batch)
+    stays = hot.rebuilt(kept, batch)
     cold.moved(kept)
     policy.lru.moved(kept)
     policy.budget.work(f"{policy.holder}/evict", 0)

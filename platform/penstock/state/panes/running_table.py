@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from penstock.state.memory.budget import MemoryBudget
     from penstock.state.remote.remote_panes import ColdPaneStore
 
-#: Keys that a sweep checks after every batch, and at a barrier.
-SWEEP, SWEEP_AT_FREEZE = 1024, 65_536
-
 
 class RunningTable(PaneTable):
     """The accumulators by key."""
@@ -79,7 +76,7 @@ class RunningTable(PaneTable):
             if values is not None and run_input(accumulator, (self._hot.memory, words), word, cell, values):
                 raise overflow(accumulator.name)
         self._answered = self.heap.pinned
-        self._sweep(SWEEP)
+        self._sweep(self._limits.sweep_keys)
         self._check_memory()
         return words
 
@@ -95,7 +92,7 @@ class RunningTable(PaneTable):
         self._changed += int(running.keep_rows(self._hot.memory.cells, op, cell, order, kept))
         if self._ttl is not None:
             self._stamp(cell[kept.view(np.bool_)])
-        self._sweep(SWEEP)
+        self._sweep(self._limits.sweep_keys)
         self._check_memory()
         return kept
 
@@ -106,7 +103,7 @@ class RunningTable(PaneTable):
 
     def freeze(self) -> FrozenTable:
         """Freeze the table, after a sweep of a part of it for expired rows."""
-        self._sweep(SWEEP_AT_FREEZE)
+        self._sweep(self._limits.freeze_sweep_keys)
         return super().freeze()
 
     def _freeze_dirty(self) -> FrozenSegment | None:
@@ -121,11 +118,14 @@ class RunningTable(PaneTable):
             self._zeros = np.zeros(max(rows, 2 * len(self._zeros)), np.int64)
         cell, cells = self._cells_of(keys, hashes, self._zeros[:rows]), self._hot.memory.cells
         if self._ttl is not None:
-            due = np.unique(self._expired(self._ttl, cell))
-            changed = cells[due, 0] & 1
-            cells[due] = self.spec.initial
-            cells[due, 0] = changed
+            self._reset(cells, np.unique(self._expired(self._ttl, cell)))
         return cell
+
+    def _reset(self, cells: I64, at: np.ndarray) -> None:
+        """Remove rows from cells, which stay changed or unchanged; the next row of a key is added to these words."""
+        changed = cells[at, 0] & 1
+        cells[at] = self.spec.initial
+        cells[at, 0] = changed
 
     def _stamp(self, cell: I64) -> None:
         """Set the current time as the last write of these cells, in their last word."""
@@ -142,9 +142,7 @@ class RunningTable(PaneTable):
         if self._ttl is not None:
             cells[:, -1] = self._ttl.clock.restored(cells[:, -1])
             if self._cold is not None:  # no sweep removes cold rows
-                expired = cells[:, -1] <= self._ttl.deadline
-                cells[expired] = self.spec.initial  # the key's next row is added to these words
-                cells[expired, 0] = 0
+                self._reset(cells, cells[:, -1] <= self._ttl.deadline)
 
     def _sweep(self, limit: int) -> None:
         """Remove expired rows of the next keys in memory; cold ones stay until their key has a row."""

@@ -374,12 +374,6 @@ class ColdTimers:
                 raise UsageError(msg, hint="take a savepoint and read its state (ps.snapshots.read)")
         return times[:most]
 
-    def keys_until(self, key_schema: pa.Schema, until: int) -> Iterator[tuple[KeyColumns, I64]]:
-        """Yield the keys of timers up to a time and their hashes in batches, without removing the timers."""
-        for names, _ in () if self.least is None else self.spill_store.store.scan(*self._span(self.least, until)):
-            keys, hashes, _ = decode_keys(key_schema, [name[_PREFIX:] for name in names])
-            yield keys, hashes
-
     def _span(self, least: int, until: int) -> tuple[bytes, bytes]:
         """Return the names from the first timer to those up to a time."""
         end = self._stop if until >= MAX_TIMESTAMP else self._bound(until + 1)

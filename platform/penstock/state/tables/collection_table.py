@@ -229,50 +229,33 @@ class CollectionTable:
         return tuple(some for some in changes if some is not None)
 
     def load(self, table: pa.Table, *, unsaved: bool = False) -> None:
-        """Add all restored rows of some keys; with `unsaved` no segment has them with the current columns."""
+        """Add the newest rows of some keys, deletions included, to those restored from earlier checkpoints.
+
+        With `unsaved` no segment has them with the current columns.
+        """
         batch, keys, hashes = keyed_batch(table, self.spec.key_schema)
         slots, numbers = np.unique(self._state.upsert(keys, hashes), return_inverse=True)
-        columns = self._restored([batch.column(name) for name in self.spec.row_names])
+        columns, entries = [batch.column(name) for name in self.spec.row_names], len(self.spec.entries)
+        deleted = batch.column(DELETED).to_numpy(zero_copy_only=False)
+        known, last = self._packer.unpack(self.parts_at(slots)), np.arange(len(numbers))
+        if known.counts.any():
+            self.forget_rows(slots)
+            before = [column.cast(new.type) for column, new in zip(known.columns, columns, strict=True)]
+            columns = [pa.concat_arrays([old, new]) for old, new in zip(before, columns, strict=True)]
+            numbers = np.concatenate([np.repeat(np.arange(len(slots)), known.counts), numbers])
+            deleted = np.concatenate([np.zeros(len(before[0]), np.bool_), deleted])
+            last = last_entries(numbers.astype(np.int32), columns[:entries])
+        last = last[~deleted[last]]
+        if len(last) < len(numbers):
+            numbers, columns = numbers[last], [column.take(pa.array(last)) for column in columns]
+        if self.stamps is not None:
+            columns[-1] = pa.array(self.stamps.ttl.clock.restored(columns[-1].to_numpy()))
         rows = KeyRows.of(columns, numbers, len(slots), by_first=self.lists)
         if unsaved:
-            names = len(self.spec.entries)
-            self._log.put(np.repeat(slots, rows.counts), rows.columns[:names], rows.columns[names:])
+            self._log.put(np.repeat(slots, rows.counts), rows.columns[:entries], rows.columns[entries:])
         self.load_parts(slots, self._packer.pack(rows))
         self._state.note_changed(slots)
         self._state.settle_load()
-
-    def change(self, table: pa.Table) -> None:
-        """Apply the changes of a later checkpoint to restored rows: all changes of some keys, deletions included."""
-        batch, keys, hashes = keyed_batch(table, self.spec.key_schema)
-        owners = self._state.upsert(keys, hashes).copy()
-        slots = np.unique(owners)
-        columns, deleted = (
-            [batch.column(name) for name in self.spec.row_names],
-            batch.column(DELETED).to_numpy(zero_copy_only=False),
-        )
-        self._fit_slots()
-        known = self._packer.unpack(self.parts_at(slots))
-        if known.counts.any():
-            types = [column.type for column in columns]
-            before = [column.cast(kind) for column, kind in zip(known.columns, types, strict=True)]
-            columns = [pa.concat_arrays([old, new]) for old, new in zip(before, columns, strict=True)]
-            owners = np.concatenate([np.repeat(slots, known.counts), owners])
-            deleted = np.concatenate([np.zeros(len(before[0]), np.bool_), deleted])
-        last = last_entries(owners, columns[: len(self.spec.entries)])
-        last = last[~deleted[last]]
-        numbers = np.searchsorted(slots, owners[last])
-        rows = self._restored([column.take(pa.array(last)) for column in columns])
-        self.forget_rows(slots)
-        found = KeyRows.of(rows, numbers, len(slots), by_first=self.lists)
-        self.load_parts(slots, self._packer.pack(found))
-        self._state.note_changed(slots)
-        self._state.settle_load()
-
-    def _restored(self, columns: list[pa.Array]) -> list[pa.Array]:
-        """Return the columns of rows of a checkpoint, with capped times of last access."""
-        if self.stamps is not None:
-            columns[-1] = pa.array(self.stamps.ttl.clock.restored(columns[-1].to_numpy()))
-        return columns
 
     @property
     def hot_bytes(self) -> int:

@@ -387,7 +387,7 @@ class SessionTable(PaneTable):
             with_room(times, len(numbers), MAX_TIMESTAMP)[kept] for times in (self._due_at, self._fired_to)
         )
         self._hot.memory.copy_all_frozen()
-        self._replace(self._hot.rebuilt(kept, self.index))
+        self._replace(self._hot.rebuilt(kept, index=self.index))
 
     def compact(self) -> bool:
         """Drop the values that no cell refers to; return whether cells have such values."""
