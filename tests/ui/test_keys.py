@@ -13,8 +13,8 @@ from playwright.sync_api import expect
 from tests.ui.browser import Visit
 
 from penstock.core.errors import UsageError
+from penstock.kernels.keys.key_text import json_value, parse_key
 from penstock.rest import server
-from penstock.state.keys.key_text import json_value, parse_key
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -181,7 +181,7 @@ class AskSubtask(Message, frozen=True, kw_only=True):
     #: How long the caller waits for the answer.
     wait_ms: float = 10_000.0
     #: For `state` and `keys`: the operator, its state, the maximum number of rows or keys; the key's parts as texts
-    #: (`state.keys.key_text`), or the range of key hashes.
+    #: (`kernels.keys.key_text`), or the range of key hashes.
     uid: str = ""
     state: str = ""
     key: tuple[str, ...] = ()

@@ -39,7 +39,7 @@ from penstock.operators.windows.window_outputs import (
 )
 from penstock.operators.windows.window_schemas import parse_rows
 from penstock.operators.windows.window_stages import EndTime, merged_config
-from penstock.state.cells.hot_panes import overflow
+from penstock.state.cells.pane_memory import overflow
 from penstock.state.cells.value_heap import ValueHeap
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.operators.aggregates.aggregate_schema import WindowConfig
     from penstock.operators.operator import Collector, OperatorContext
-    from penstock.state.cells.hot_panes import Fired
+    from penstock.state.cells.pane_memory import Fired
     from penstock.state.store import KeyedState
     from penstock.state.tables.session_table import SessionTable
 

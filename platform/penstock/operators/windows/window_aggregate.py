@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.operators.aggregates.aggregate_schema import WindowConfig
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.operators.windows.window_stages import WindowTime
-    from penstock.state.cells.hot_panes import Fired
+    from penstock.state.cells.pane_memory import Fired
     from penstock.state.panes.pane_table import PaneTable
     from penstock.state.store import KeyedState
 

@@ -24,8 +24,7 @@ from penstock.operators.rows.row_codec import RowEncoder
 from penstock.operators.rows.row_text import value_text, window_text
 from penstock.operators.rows.user_functions import user_error
 from penstock.operators.windows.window_engine import WindowSink
-from penstock.state.cells.hot_panes import overflow
-from penstock.state.cells.pane_memory import add_rows
+from penstock.state.cells.pane_memory import add_rows, overflow
 from penstock.state.cells.value_heap import ValueHeap
 
 if TYPE_CHECKING:

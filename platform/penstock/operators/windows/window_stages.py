@@ -27,7 +27,7 @@ from penstock.operators.windows.window_schemas import MERGED, PARTIAL
 if TYPE_CHECKING:
     from penstock.eventtime.windows import TimeWindow
     from penstock.kernels.compiler.compile import I64
-    from penstock.state.cells.hot_panes import Fired
+    from penstock.state.cells.pane_memory import Fired
 
 
 class WindowTime(Protocol):

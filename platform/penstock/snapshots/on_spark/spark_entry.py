@@ -29,12 +29,12 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from penstock.core.errors import NotFoundError, UsageError, did_you_mean
 from penstock.core.keygroup import ALL_HASHES, HashRange, first_hash_of
+from penstock.kernels.keys.key_text import parse_key
 from penstock.snapshots.access.content import find_state
 from penstock.snapshots.access.opening import open_snapshot
 from penstock.snapshots.access.pruning import parsed_filter
 from penstock.snapshots.on_spark.spark_parts import StatePart, StatePlan, with_changes
 from penstock.snapshots.rewrite.key_expressions import is_by_row
-from penstock.state.keys.key_text import parse_key
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 
 from penstock.kernels.aggregates import merge
 from penstock.kernels.aggregates import running_kernels as running
-from penstock.state.cells.hot_panes import overflow
-from penstock.state.cells.pane_memory import run_input
+from penstock.state.cells.pane_memory import overflow, run_input
 from penstock.state.log.segment_columns import LAST_ACCESS
 from penstock.state.panes.pane_table import PaneTable
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from penstock.core.evolution import conform_table
 from penstock.core.keygroup import ALL_HASHES
-from penstock.state.cells.hot_panes import HotPanes, table_to_rows
-from penstock.state.cells.pane_memory import PaneCells
+from penstock.state.cells.pane_memory import HotPanes, PaneCells, table_to_rows
 from penstock.state.log.segment_columns import NAMESPACE
 from penstock.state.remote.range_fetcher import RangeFetcher
 from penstock.state.remote.remote_log import RemoteLog

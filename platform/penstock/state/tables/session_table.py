@@ -18,13 +18,19 @@ import pyarrow as pa
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.kernels.aggregates import merge
 from penstock.kernels.aggregates import pages as kernels
-from penstock.state.cells.hot_panes import CHUNK, Fired, cells_to_columns, columns_to_cells, overflow, rows_to_table
-from penstock.state.cells.pane_memory import PaneCells
+from penstock.state.cells.pane_memory import (
+    CHUNK,
+    Fired,
+    PaneCells,
+    cells_to_columns,
+    columns_to_cells,
+    overflow,
+    rows_to_table,
+)
 from penstock.state.cells.value_heap import ValueHeap
 from penstock.state.log.segment_columns import NAMESPACE
 from penstock.state.memory.slot_arrays import with_room
-from penstock.state.panes.pane_eviction import FrozenPanes, merged_cells
-from penstock.state.panes.pane_table import PaneTable
+from penstock.state.panes.pane_table import FrozenPanes, PaneTable, merged_cells
 from penstock.state.spill.cold_records import KeyRows
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.kernels.keys.key_text import json_value
 from penstock.metrics.top_keys import TopKeys
 from penstock.operators.aggregates.combine import cells_of
-from penstock.state.keys.key_text import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,9 +15,9 @@ from penstock.core.keygroup import HashRange, key_group_of, key_groups_of, subta
 from penstock.core.state_names import shown_name, stored_name
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
+from penstock.kernels.keys.key_text import json_value, parse_key
 from penstock.rpc.messages import SubtaskAnswer
 from penstock.state.keys.key_index import HASH, ROWS
-from penstock.state.keys.key_text import json_value, parse_key
 from penstock.state.log.segment_columns import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, SEQ
 from penstock.state.store import bytes_of
 from penstock.task.chain.failure import describe

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.errors import UsageError
-from penstock.state.keys.key_text import json_value, parse_key
+from penstock.kernels.keys.key_text import json_value, parse_key
 
 TWO = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])
 NOON = dt.datetime(2024, 2, 29, 12, tzinfo=dt.UTC)
