@@ -441,7 +441,7 @@ def _add(spec: AccumulatorSpec, cells: I64 | F64, word: int, cell: I64, values: 
 
 
 #: Rows that are copied at a time when keys are dropped.
-_REBUILT = 1 << 20
+REBUILT_ROWS = 1 << 20
 #: Most rows of one table of output.
 CHUNK = 65_536
 
@@ -513,7 +513,7 @@ class HotPanes:
         slots = slots[there]
         return PaneCells(slots, np.zeros(len(slots), np.int64), cells[there])
 
-    def rebuilt(self, kept: I32, most: int = _REBUILT, index: KeyIndex | None = None) -> HotPanes:
+    def rebuilt(self, kept: I32, most: int = REBUILT_ROWS, index: KeyIndex | None = None) -> HotPanes:
         """Return a copy with only the kept keys, renumbered in the same order, as `index` has them if it is given.
 
         About `most` rows are copied at a time. No page may be frozen and uncopied.

@@ -18,6 +18,7 @@ from penstock.kernels.rows.row_order import hash_order
 from penstock.state.cells.accumulators import AccumulatorInput, PaneTableSpec
 from penstock.state.cells.pane_memory import (
     CHUNK,
+    REBUILT_ROWS,
     Fired,
     HotPanes,
     PaneCells,
@@ -52,6 +53,10 @@ if TYPE_CHECKING:
     from penstock.state.spill.cold_panes import ColdFileStore
 
 
+#: Bytes that eviction needs for each evicted key: slot, hash, position in the order and a copy.
+_LEAVING_BYTES = 32
+#: Cold rows that are merged with hot ones at a time.
+_PART_ROWS = 200_000
 _MANY = 1 << 31
 #: Batches for encoding have one part in this many of the rows: columns take several times the memory of cells.
 _ENCODED_PART = 2
@@ -173,9 +178,25 @@ class PaneTable:
         chunk. Do not write to the table between chunks.
         """
         if self._cold is not None and not set(panes).isdisjoint(self._cold.rows.panes):
-            yield from fire_with_cold(self._hot, self._cold.rows, panes, self.source.hash_range)
+            yield from self._fire_with_cold(self._cold.rows, panes)
             return
         yield from self._hot.fire(panes)
+
+    def _fire_with_cold(self, cold: ColdPaneStore, panes: list[int]) -> Iterator[Fired]:
+        """Yield fired keys with their cold rows, merging one hash range at a time."""
+        keys, rows = self._hot.index.view(), self._hot.memory.present()
+        hashes = keys.hashes[rows.slots]
+        of_window = np.isin(rows.panes, np.array(panes, np.int64)) & (rows.cells[:, 0] > 1)
+        cold_panes = sorted(set(panes).intersection(cold.panes))
+        for part in self.source.hash_range.split(-(-sum(map(cold.rows_of, cold_panes)) // _PART_ROWS)):
+            merged = HotPanes(self.spec)
+            for pane in cold_panes:
+                for piece in cold.scan(pane, part, merged.heap):
+                    merged.put(*piece)
+            chosen = np.nonzero(of_window & (hashes >= part.low) & (hashes <= part.high))[0]
+            for at in pieces(chosen, CHUNK):
+                merged.put(columns_of(keys, rows.slots[at]), hashes[at], rows.panes[at], rows.cells[at])
+            yield from merged.fire(panes)
 
     def fire_keys(self, keys: KeyColumns, hashes: I64, panes: list[int]) -> Iterator[Fired]:
         """Yield the given keys as `fire` does, each once."""
@@ -190,8 +211,30 @@ class PaneTable:
                 yield Fired([k.filter(mask) for k in piece.keys], piece.hashes[chosen], piece.cells[chosen])
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
-        """Return the rows of one key in its first `most` panes; see `state.store.StateTable`."""
-        return pane_rows((self._hot, None if self._cold is None else self._cold.rows), keys, hashes, most)
+        """Return the rows of one key in its first `most` panes; see `state.store.StateTable`.
+
+        Rows in memory override cold ones.
+        """
+        memory, cold = self._hot.memory, None if self._cold is None else self._cold.rows
+        found: dict[int, I64] = {}
+        slots = self._hot.index.find(keys, hashes)
+        for pane in memory.panes if len(slots) else ():
+            cell = int(memory.find(slots, pane)[0])
+            if cell >= 0 and memory.cells[cell, 0]:
+                found[pane] = memory.cells[cell].copy()
+        lookup_index, heap = KeyIndex(self.spec.key_schema), ValueHeap()
+        lookup_index.upsert(keys, hashes)
+        for pane in [] if cold is None else cold.panes:
+            if cold is not None and pane not in found:
+                row, key = np.zeros((1, self.spec.width), np.int64), (np.zeros(1, np.int32), np.array([pane], np.int64))
+                cold.fetch(lookup_index.view(), key, (row, np.zeros(1, np.int64)), heap)
+                found[pane] = row[0]
+        panes = sorted(pane for pane, words in found.items() if words[0] > 1)[:most]
+        if not panes:
+            return self.spec.segment_schema.empty_table()
+        cells = np.stack([found[pane] for pane in panes])
+        rows = PaneCells(np.zeros(len(panes), np.int32), np.array(panes, np.int64), cells)
+        return rows_to_table(self.spec, lookup_index.view(), rows)
 
     def counts(self) -> KeyCounts:
         """Return the number of panes of every key in memory."""
@@ -394,10 +437,13 @@ class PaneTable:
         if self._policy.should_drop_dead(int(alive.sum()), len(alive)):
             self._keep(np.flatnonzero(alive).astype(np.int32))
 
-    def _keep(self, kept: I32) -> None:
-        """Keep only these slots; frozen cells are copied first and have a view of the old keys."""
+    def _keep(self, kept: I32, most: int = REBUILT_ROWS) -> None:
+        """Keep only these slots; frozen cells are copied first and have a view of the old keys.
+
+        About `most` rows are copied at a time.
+        """
         self._hot.memory.copy_all_frozen()
-        self._replace(self._hot.rebuilt(kept))
+        self._replace(self._hot.rebuilt(kept, most))
         self._policy.lru.moved(kept)
         if self._cold is not None:
             self._cold.moved(kept)
@@ -421,7 +467,7 @@ class PaneTable:
         """
         if self._evicted is not None:
             self._hot.memory.copy_all_frozen()
-            self._replace(evict_to_file(self._policy, self._hot, cold, self._evicted))
+            self._evict_to_file(cold, self._evicted)
             self._report()
             return
         segment = self._freeze_dirty()
@@ -433,9 +479,27 @@ class PaneTable:
         self._keep(np.flatnonzero(keep).astype(np.int32))
         self._report()
 
+    def _evict_to_file(self, cold: ColdPanes, changes: ColdFileStore) -> None:
+        """Move the least recently used keys to the cold file, and their changed rows also to `changes`.
 
-#: Bytes that eviction needs for each evicted key: slot, hash, position in the order and a copy.
-_LEAVING_BYTES = 32
+        Cells go to the file as they are, a batch at a time: converted to rows of a segment first, they would take
+        several times the memory.
+        """
+        hot, policy = self._hot, self._policy
+        keep, keys, batch = policy.kept_mask(hot.index.count), hot.index.view(), policy.batch_rows
+        kept, leaving = (np.flatnonzero(chosen).astype(np.int32) for chosen in (keep, ~keep))
+        words = self.spec.width + len(keys.columns) + 4
+        beside = HotPanes(self.spec, small=True).bytes_with(len(kept)) + batch * words * 8 * 2
+        working = max(beside, len(leaving) * _LEAVING_BYTES + batch * words * 8 * 4)
+        self._budget.work(f"{self._holder}/evict", working)
+        # in hash order, so that each batch is written to a separate stretch of the file
+        leaving = leaving[hash_order(keys.hashes[leaving])]
+        for piece in pieces(leaving, batch):
+            rows = hot.rows_at(piece)
+            changes.put(keys, rows.chosen((rows.cells[:, 0] & 1) == 1))
+            cold.rows.put(keys, rows)
+        self._keep(kept, batch)
+        self._budget.work(f"{self._holder}/evict", 0)
 
 
 class ColdPanes:
@@ -477,77 +541,6 @@ class ColdPanes:
         rows = out[: kernels.absent_rows(cells, cell, slots, self._maybe, out)]
         if len(rows):
             self.rows.fetch(keys, (slots[rows], panes[rows]), (cells, cell[rows]), heap)
-
-
-def evict_to_file(policy: EvictionPolicy, hot: HotPanes, cold: ColdPanes, changes: ColdFileStore) -> HotPanes:
-    """Move the least recently used keys to the cold file, and their changed rows also to `changes`.
-
-    No page may be frozen and uncopied. Return the table of the remaining keys. Cells go to the file as they are, a
-    batch at a time: converted to rows of a segment first, they would take several times the memory.
-    """
-    keep, keys, batch = policy.kept_mask(hot.index.count), hot.index.view(), policy.batch_rows
-    kept, leaving = (np.flatnonzero(chosen).astype(np.int32) for chosen in (keep, ~keep))
-    words = hot.spec.width + len(keys.columns) + 4
-    beside = HotPanes(hot.spec, small=True).bytes_with(len(kept)) + batch * words * 8 * 2
-    working = max(beside, len(leaving) * _LEAVING_BYTES + batch * words * 8 * 4)
-    policy.budget.work(f"{policy.holder}/evict", working)
-    # in hash order, so that each batch is written to a separate stretch of the file
-    leaving = leaving[hash_order(keys.hashes[leaving])]
-    for piece in pieces(leaving, batch):
-        rows = hot.rows_at(piece)
-        changes.put(keys, rows.chosen((rows.cells[:, 0] & 1) == 1))
-        cold.rows.put(keys, rows)
-    stays = hot.rebuilt(kept, batch)
-    cold.moved(kept)
-    policy.lru.moved(kept)
-    policy.budget.work(f"{policy.holder}/evict", 0)
-    return stays
-
-
-#: Cold rows that are merged with hot ones at a time.
-_PART_ROWS = 200_000
-
-
-def fire_with_cold(hot: HotPanes, cold: ColdPaneStore, panes: list[int], owned: HashRange) -> Iterator[Fired]:
-    """Yield fired keys as `HotPanes.fire` does, with cold rows, merging one hash range at a time."""
-    keys, rows = hot.index.view(), hot.memory.present()
-    hashes = keys.hashes[rows.slots]
-    of_window = np.isin(rows.panes, np.array(panes, np.int64)) & (rows.cells[:, 0] > 1)
-    cold_panes = sorted(set(panes).intersection(cold.panes))
-    for part in owned.split(-(-sum(map(cold.rows_of, cold_panes)) // _PART_ROWS)):
-        merged = HotPanes(hot.spec)
-        for pane in cold_panes:
-            for piece in cold.scan(pane, part, merged.heap):
-                merged.put(*piece)
-        chosen = np.nonzero(of_window & (hashes >= part.low) & (hashes <= part.high))[0]
-        for at in pieces(chosen, CHUNK):
-            merged.put(columns_of(keys, rows.slots[at]), hashes[at], rows.panes[at], rows.cells[at])
-        yield from merged.fire(panes)
-
-
-def pane_rows(table: tuple[HotPanes, ColdPaneStore | None], keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
-    """Return the rows of one key in the first `most` panes of a table; rows in memory override cold ones."""
-    hot, cold = table
-    found: dict[int, I64] = {}
-    slots = hot.index.find(keys, hashes)
-    for pane in hot.memory.panes if len(slots) else ():
-        cell = int(hot.memory.find(slots, pane)[0])
-        if cell >= 0 and hot.memory.cells[cell, 0]:
-            found[pane] = hot.memory.cells[cell].copy()
-    lookup_index, heap = KeyIndex(hot.spec.key_schema), ValueHeap()
-    lookup_index.upsert(keys, hashes)
-    for pane in [] if cold is None else cold.panes:
-        if cold is not None and pane not in found:
-            row, key = np.zeros((1, hot.spec.width), np.int64), (np.zeros(1, np.int32), np.array([pane], np.int64))
-            cold.fetch(lookup_index.view(), key, (row, np.zeros(1, np.int64)), heap)
-            found[pane] = row[0]
-    panes = sorted(pane for pane, words in found.items() if words[0] > 1)[:most]
-    if not panes:
-        return hot.spec.segment_schema.empty_table()
-    cells = np.stack([found[pane] for pane in panes])
-    return rows_to_table(
-        hot.spec, lookup_index.view(), PaneCells(np.zeros(len(panes), np.int32), np.array(panes, np.int64), cells)
-    )
 
 
 @dataclass(frozen=True, slots=True)
