@@ -203,25 +203,23 @@ class RowState:
             for table, own in zip(self._row_tables, parts, strict=True):
                 table.load_parts(loaded, own)
 
-    def register(self, source: FrozenSource[RowSpec]) -> RowPacker:
-        """Add a state whose rows are a part of their key's record; return the packer of the part."""
-        if self.remote is not None:
-            self.remote.follow(source)
-        return self._packer([field.type for field in source.spec.row_fields])
-
-    def register_columns(
+    def register(
         self,
-        source: FrozenSource[PaneTableSpec],
-        types: Sequence[pa.DataType],
-        columns: Callable[[pa.RecordBatch], list[pa.Array]],
+        source: FrozenSource[Any],
+        types: Sequence[pa.DataType] | None = None,
+        columns: Callable[[pa.RecordBatch], list[pa.Array]] | None = None,
     ) -> RowPacker:
-        """Add a state as `register` does, whose rows in records have `types`; `columns` makes them from a segment's."""
-        if self.remote is not None:
-            self.remote.add(source, columns)
-        return self._packer(types)
+        """Add a state whose rows are a part of their key's record; return the packer of the part.
 
-    def _packer(self, types: Sequence[pa.DataType]) -> RowPacker:
-        return RowPacker(types) if self.cold is None else self.cold.add(types)
+        Rows have the same columns in records as in segments, or columns of `types`, which `columns` makes from those.
+        """
+        if self.remote is not None:
+            if columns is None:
+                self.remote.follow(source)
+            else:
+                self.remote.add(source, columns)
+        found = [field.type for field in source.spec.row_fields] if types is None else types
+        return RowPacker(found) if self.cold is None else self.cold.add(found)
 
     def evicted_rows(self, keys: KeyView, slots: I32, packer: RowPacker) -> KeyRows | None:
         """Return one part of the record of a single key that is not in memory; None: it has none."""

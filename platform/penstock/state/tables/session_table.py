@@ -94,7 +94,7 @@ class SessionTable(PaneTable):
         #: Panes that start at this time or before were hidden, also of keys that were evicted earlier.
         self._hidden_to = MIN_TIMESTAMP
         self._state, self._timers = state, timers
-        self._packer = state.register_columns(source, [*[pa.int64()] * _HEAD, *self.spec.value_types], self._columns)
+        self._packer = state.register(source, [*[pa.int64()] * _HEAD, *self.spec.value_types], self._columns)
         #: The earliest known timer of each slot; without one, the end of time.
         self._due_at: I64 = np.empty(0, np.int64)
         #: With lateness, the time up to which the loaded sessions of each slot have fired; the end of time if all up to
