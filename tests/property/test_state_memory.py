@@ -12,11 +12,13 @@ import pytest
 from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings
-from penstock.core.keygroup import ALL_HASHES
-from penstock.core.snapshot import FileRef
+from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN
+from penstock.core.schema import schema_to_text
+from penstock.core.snapshot import FileRef, KeyedStateSnapshot
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.cells.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
+from penstock.state.log.segments import SegmentWriter
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
@@ -25,6 +27,10 @@ SPEC = PaneTableSpec(
     pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),), single_pane=True
 )
 KEYS, BATCH, BATCHES = 200_000, 20_000, 40
+WIDE = PaneTableSpec(
+    SPEC.key_schema, tuple(AccumulatorSpec(f"s{i}", "int64", "sum") for i in range(64)), single_pane=True
+)
+WIDE_KEYS, ADDED, GROUP = 60_000, 2048, 256
 
 
 class Meter:
@@ -59,10 +65,10 @@ class Meter:
         return found
 
 
-def opened(tmp_path, limit):
+def opened(tmp_path, limit, snapshots=()):
     request = KeyedStateRequest(
         uid="op",
-        snapshots=(),
+        snapshots=snapshots,
         hash_range=ALL_HASHES,
         settings=JobSettings(state_backend="rocksdb", managed_memory_bytes=limit),
         read=lambda file: file.inline,
@@ -130,3 +136,39 @@ def test_state_stays_within_its_memory_at_every_step(tmp_path, limit):
     for what, seen in peaks.items():
         assert max(seen) <= limit, f"{what}: {max(seen):,} bytes of {limit:,}, as it says {budget.peak_bytes:,}"
     assert limit // 4 < budget.peak_bytes <= limit
+
+
+def wide_state():
+    """Return the snapshot of rows of 65 words, each word the row's key."""
+    keys, schema = np.arange(WIDE_KEYS), WIDE.segment_schema
+    hashes = hash_columns(pa.record_batch({"k": pa.array(keys)}), ("k",))
+    order = np.argsort(hashes)
+    columns = {"__key_hash": hashes[order], "__namespace": np.zeros(WIDE_KEYS, np.int64)}
+    columns |= {"__deleted": np.zeros(WIDE_KEYS, np.bool_)}
+    rows = pa.table([pa.array(columns.get(field.name, order)) for field in schema], schema=schema)
+    writer = SegmentWriter(schema, 1, limits=sizes().changed(group_rows=GROUP))
+    encoded = writer.write([rows])
+    segment = encoded.stored(FileRef(path="x", length=len(encoded.data), inline=encoded.data), "savepoint")
+    state = {"hash_low": HASH_MIN, "hash_high": HASH_MAX, "segments": (segment,)}
+    return KeyedStateSnapshot(uid="op", state="running", schema=schema_to_text(schema), **state)
+
+
+def test_wide_rows_stay_within_their_memory_from_the_restore_on(tmp_path):
+    warm_up(tmp_path / "before")
+    limit, saved, peaks = 8 << 20, wide_state(), {}
+    store, budget = opened(tmp_path / "state", limit, (saved,))
+    with Meter() as meter:
+        table = store.running_table("running", WIDE)
+        peaks["restore"] = meter.take()
+        for first in range(0, WIDE_KEYS, ADDED):
+            batch = pa.record_batch({"k": pa.array(np.arange(first, min(first + ADDED, WIDE_KEYS)))})
+            for piece in table.batches(batch):
+                given = [AccumulatorInput(np.ones(piece.num_rows, np.int64), np.zeros(0, np.uint8))] * 64
+                words = table.run(key_columns(piece, ("k",)), hash_columns(piece, ("k",)), given)
+                assert (words[1:] == np.asarray(piece.column("k")) + 1).all()
+        peaks["rows"] = meter.take()
+        assert checkpoint(store) == WIDE_KEYS
+        peaks["checkpoint"] = meter.take()
+    store.close()
+    for what, peak in {**peaks, "report": budget.peak_bytes}.items():
+        assert peak <= limit, f"{what}: {peak:,} bytes of {limit:,}"

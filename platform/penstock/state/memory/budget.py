@@ -126,8 +126,8 @@ class LruClock:
 
 #: Keys that enter memory together may take one part in this many of an even share.
 _INCOMING = 8
-#: A batch has a row per this many bytes of managed memory.
-_BYTES_PER_ROW = 1024
+#: A batch has at most a row per this many bytes of managed memory, and takes at most one part in this many of it.
+_BYTES_PER_ROW, _BATCH_PART = 1024, 16
 #: Changes of evicted keys take at most one part in this many of an even share for each state, or so many bytes.
 _GATHERED_PART, _LEAST_GATHERED = 32, 64 << 10
 
@@ -141,6 +141,8 @@ class EvictionPolicy:
     limits: StateLimits = PRODUCTION
     #: Rows in memory may take one part in this many of an even share.
     hot_part: int = 2
+    #: Bytes of a row in memory; 0: they are not known in advance.
+    row_bytes: int = 0
     lru: LruClock = field(default_factory=LruClock)
     #: Average bytes of an evicted key; 0: none was evicted yet.
     _key_bytes: int = 0
@@ -150,7 +152,8 @@ class EvictionPolicy:
     @property
     def batch_rows(self) -> int:
         """The most rows to add or evict at a time in bounded memory."""
-        return max(self.limits.piece_rows, self.budget.limit_bytes // _BYTES_PER_ROW)
+        room = max(_BYTES_PER_ROW, self.row_bytes * _BATCH_PART)
+        return max(self.limits.piece_rows, self.budget.limit_bytes // room)
 
     @property
     def gathered_bytes(self) -> int:

@@ -305,7 +305,7 @@ class PaneTable:
         part = _FILE_PART if self._bounded else 2
         kept = self._limits.kept_rows_part if self._bounded else self._limits.kept_keys_part
         limits = self._limits.changed(kept_keys_part=kept)
-        return EvictionPolicy(self._budget, self._holder, limits, part)
+        return EvictionPolicy(self._budget, self._holder, limits, part, row_bytes=self.spec.width * 8)
 
     def _freeze_dirty(self) -> FrozenSegment | None:
         """Freeze the changed rows in memory, or all rows to replace saved ones; None if no row has changed."""
