@@ -5,6 +5,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.keygroup import ALL_HASHES
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.row_spec import ENTRY, RowSpec
 from penstock.state.log.segment_columns import DELETED
 from penstock.state.log.segment_log import SegmentLog
@@ -91,3 +94,17 @@ def test_deletions_stay_where_something_is_saved_that_they_may_hide(log, saved):
     put(log, [3], b"new")
     log.reduce()
     assert held(log) == [(1, None), (3, b"new")]
+
+
+def test_changes_of_a_key_stay_in_order_in_a_segment(log):
+    """A clearing that comes after the puts that followed it would remove them at a restore."""
+    batch = pa.record_batch({"k": pa.array([1, 2])})
+    index = KeyIndex(SPEC.key_schema)
+    both = index.upsert(key_columns(batch, ("k",)), hash_columns(batch, ("k",))).copy()
+    log.clear(both)
+    entries = np.arange(1000)
+    log.put(both[entries % 2], [pa.array(entries)], [pa.array([b""] * len(entries))])
+    (table,) = log.freeze(index.view()).whole()
+    rows = [(row["k"], row[ENTRY]) for row in table.to_pylist()]
+    for key in (1, 2):
+        assert [entry for k, entry in rows if k == key] == [None, *range(key - 1, 1000, 2)]

@@ -14,7 +14,7 @@ from penstock.core.errors import SnapshotDamagedError
 from penstock.core.keygroup import ALL_HASHES, HashRange
 from penstock.core.snapshot import FileRef
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.log.segment_file import SegmentFile
+from penstock.state.log.segment_file import SegmentFile, inside
 from penstock.state.log.segments import SegmentWriter, merge_segments
 
 SCHEMA = PaneTableSpec(
@@ -150,3 +150,16 @@ def test_a_file_that_ends_early_is_seen(small):
 def test_the_footer_names_the_namespaces(small):
     stored = Stored()
     assert SegmentFile(stored.segment, stored.read).namespaces == {7}
+
+
+def test_a_range_has_its_first_and_its_last_hash():
+    hashes = np.array([4, 5, 9, 10, 20, 25, 26])
+    assert inside(hashes, [HashRange(5, 9), HashRange(20, 25)]).tolist() == [
+        False,
+        True,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
