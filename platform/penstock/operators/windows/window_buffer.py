@@ -240,7 +240,7 @@ class WindowBuffer:
         self._rows = self.state.entries("rows", (_NUMBER, tuple(schema)), rows)
         packed = (pa.field("window", pa.binary()),)
         self._codec = _WindowCodec()
-        self._windows = self.state.entries("windows", (_BOUNDS, packed), self._codec, window=assigner.shown)
+        self._windows = self.state.windows("windows", (_BOUNDS, packed), self._codec, assigner.shown)
         self.event_timers, self.processing_timers = self.state.timers("event"), self.state.timers("processing")
         self._places: list[KeyWindows] = []
         self._slots: I32 = np.empty(0, np.int32)

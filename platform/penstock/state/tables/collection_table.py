@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.ttl import Ttl
     from penstock.state.tables.changes import FrozenChanges
-    from penstock.state.tables.row_state import RowState
+    from penstock.state.tables.key_space import KeySpace
 
 #: Bytes of an empty list or dict with the capacity for the first few elements.
 _CONTAINER_BYTES = 200
@@ -79,7 +79,7 @@ class CollectionTable:
     def __init__(
         self,
         source: FrozenSource[RowSpec],
-        state: RowState,
+        state: KeySpace,
         codec: EntryCodec,
         ttl: Ttl | None = None,
         *,

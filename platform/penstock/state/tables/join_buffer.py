@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.remote.remote_runs import RemoteRuns
     from penstock.state.spill.join_runs import RunFiles, SpilledRows
-    from penstock.state.tables.row_state import RowState
+    from penstock.state.tables.key_space import KeySpace
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class JoinBuffer:
     def __init__(
         self,
         source: FrozenSource[RowSpec],
-        state: RowState,
+        state: KeySpace,
         run_files: RunFiles | None = None,
         remote: RemoteRuns | None = None,
     ) -> None:

@@ -122,16 +122,24 @@ class RowState:
         migration: Migration | None = None,
         *,
         lists: bool = False,
-        window: str = "",
     ) -> CollectionTable:
         """Declare a list (whose one entry column is the index) or a map by key; it is restored when this returns.
 
-        `fields` are the entry columns and the value's. A restore needs the same definition of a `window`.
+        `fields` are the entry columns and the value's.
         """
-        (entries, values), named = fields, self._named(migration)
-        declared = RowSpec(self.index.schema, values, entries, ttl is not None, migration=named, window=window)
+        entries, values = fields
+        declared = RowSpec(self.index.schema, values, entries, ttl is not None, migration=self._named(migration))
         add = self._row_tables.append
         return self._added(name, declared, lambda source: CollectionTable(source, self, codec, ttl, lists=lists), add)
+
+    def windows(
+        self, name: str, fields: tuple[tuple[pa.Field, ...], tuple[pa.Field, ...]], codec: EntryCodec, shown: str
+    ) -> CollectionTable:
+        """Declare a map, as `entries` does, by windows of the definition `shown`; a restore needs the same one."""
+        entries, values = fields
+        declared = RowSpec(self.index.schema, values, entries, window=shown)
+        add = self._row_tables.append
+        return self._added(name, declared, lambda source: CollectionTable(source, self, codec, lists=False), add)
 
     def _named(self, migration: Migration | None) -> Migration | None:
         """Return a migration with its column names in a segment: the name of a key column gets an underscore."""

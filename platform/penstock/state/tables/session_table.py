@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyIndex
     from penstock.state.log.frozen import FrozenSource, FrozenTable
     from penstock.state.remote.range_fetcher import RangeFetcher
-    from penstock.state.tables.row_state import RowState
+    from penstock.state.tables.key_space import KeySpace
     from penstock.state.tables.timer_table import TimerTable
 
 
@@ -80,7 +80,7 @@ class SessionTable(PaneTable):
     """The accumulators by key and session."""
 
     def __init__(
-        self, source: FrozenSource[PaneTableSpec], state: RowState, timers: TimerTable, rule: SessionRule
+        self, source: FrozenSource[PaneTableSpec], state: KeySpace, timers: TimerTable, rule: SessionRule
     ) -> None:
         """Create an empty table whose keys are those of `state`; evicted ones have `timers`."""
         super().__init__(source, state.policy.budget, index=state.index, policy=state.policy)

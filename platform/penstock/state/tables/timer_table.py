@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource, FrozenTable
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.tables.changes import FrozenChanges
-    from penstock.state.tables.row_state import RowState
+    from penstock.state.tables.key_space import KeySpace
 
 
 #: Number of low bits in which times of a bucket may differ: 1.05 s of microseconds.
@@ -73,7 +73,7 @@ class _Bucket:
 class TimerTable:
     """Timers by slot; the slots are those of the key index that all states of an operator share."""
 
-    def __init__(self, source: FrozenSource[RowSpec], state: RowState) -> None:
+    def __init__(self, source: FrozenSource[RowSpec], state: KeySpace) -> None:
         """Start without timers; `load` adds restored ones."""
         self.source = source
         self.spec = source.spec

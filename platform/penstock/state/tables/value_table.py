@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource, FrozenTable
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.ttl import Ttl
-    from penstock.state.tables.row_state import RowState
+    from penstock.state.tables.key_space import KeySpace
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def last_by_slot(slots: I32) -> I64:
 class ValueTable:
     """One value by slot; the slots are those of the key index that all states of an operator share."""
 
-    def __init__(self, source: FrozenSource[RowSpec], state: RowState, ttl: Ttl | None = None) -> None:
+    def __init__(self, source: FrozenSource[RowSpec], state: KeySpace, ttl: Ttl | None = None) -> None:
         """Create an empty table; `load` fills it during a restore."""
         self.source = source
         self.spec = source.spec
