@@ -218,9 +218,7 @@ class JobMaster:
                 return self._on_append(answer, now_ms)
             case _, (ev.SplitsDiscovered() | ev.DiscoveryFailed()) as found:
                 return self._on_discovery(found, now_ms)
-            case ((Step.FINISHING | Step.CANCELLING | Step.CLOSING), ev.CancelRequested()):
-                return []
-            case _, ev.CancelRequested():
+            case _, ev.CancelRequested() if self.step not in (Step.FINISHING, Step.CANCELLING, Step.CLOSING):
                 return self._cancel(now_ms)
             case _, ev.Tick():
                 return self._on_tick(now_ms)
