@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.kernels.keys.key_types import is_fixed
 from penstock.state.keys.key_index import plain_key_schema
 from penstock.state.memory.limits import PRODUCTION, StateLimits
-from penstock.state.remote.remote_keys import RemoteKeys
 from penstock.state.remote.remote_log import Gather, Reader, one_by_one
 from penstock.state.remote.remote_panes import ColdPaneStore, RemotePanes
 from penstock.state.remote.remote_runs import RemoteRuns
@@ -90,23 +89,21 @@ class StateBackend:
         self._opened.append(rows)
         return rows
 
-    def keys(self) -> tuple[SpillStore | None, RemoteKeys | None]:
-        """Return the stores of evicted and of remote keys; None: all keys stay in memory, or are local. Call it once.
+    def keys(self) -> SpillStore | None:
+        """Return the store of keys that are not in memory; None: all keys stay in memory. Call it once.
 
         Raises:
             UsageError: the backend's library is not installed.
         """
         backend = self._request.settings.state_backend
         if backend == "hashmap":
-            return None, None
+            return None
         require()
         spill_store = SpillStore(lambda: self.open_store("rows"), self._request.limits)
         self._opened.append(spill_store)
-        if backend != "remote":
-            return spill_store, None
-        fetches = RemoteKeys(spill_store, self._request.hash_range, self._reader, self._local_bytes)
-        self.remote.append(fetches.fetcher)
-        return spill_store, fetches
+        if backend == "remote":
+            self.remote.append(spill_store.fetch_with(self._reader, self._request.hash_range, self._local_bytes))
+        return spill_store
 
     def runs(self) -> tuple[RunFiles | None, RemoteRuns | None]:
         """Return the stores of spilled and of remote join rows; None: all rows stay in memory, or are local."""

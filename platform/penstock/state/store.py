@@ -151,9 +151,9 @@ class KeyedState:
             return self._rows
         if self._rows is not None:
             raise GraphError(f"the row state of {request.uid} is declared twice", hint="declare it once, in open")
-        keys = self._cold.keys() if evictable else (None, None)
+        cold = self._cold.keys() if evictable else None
         policy = EvictionPolicy(request.budget, f"{request.writer}/{request.uid}", request.limits)
-        self._rows = RowState(key_schema, policy, self._declare, keys=keys, runs=self._cold.runs())
+        self._rows = RowState(key_schema, policy, self._declare, cold=cold, runs=self._cold.runs())
         return self._rows
 
     @property

@@ -233,7 +233,7 @@ def test_of_a_batch_of_all_keys_of_a_table_a_region_is_on_the_local_disk_at_a_ti
     job.open("remote")
     job.rows(keys, due)
     job.save()
-    stored, most = remote.RemotePanes.store, {}
+    stored, most = remote.RemotePanes.put_fetched, {}
     for local_bytes in (1 << 50, 1):
         sizes = []
 
@@ -241,7 +241,7 @@ def test_of_a_batch_of_all_keys_of_a_table_a_region_is_on_the_local_disk_at_a_ti
             stored(rows, merged, pieces)
             sizes.append(int(rows.local_bytes.sum()))
 
-        monkeypatch.setattr(remote.RemotePanes, "store", measured)
+        monkeypatch.setattr(remote.RemotePanes, "put_fetched", measured)
         with sized(few_rows=KEYS):  # of all of them at once
             job.open("remote", local_bytes)
         out = job.rows(keys, due)

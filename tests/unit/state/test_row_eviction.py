@@ -23,7 +23,8 @@ from penstock.operators.process.collection_binding import MapCodec, ObjectCodec
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.memory.budget import EvictionPolicy, MemoryBudget
 from penstock.state.memory.limits import PRODUCTION, StateLimits
-from penstock.state.spill.cold_records import ColdTimers, KeyRows, RowPacker, SpillStore
+from penstock.state.spill.cold_records import KeyRows, RowPacker, SpillStore
+from penstock.state.spill.cold_timers import ColdTimers
 from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 
@@ -124,7 +125,7 @@ def put(store, view, slots, rows):
 
 def loaded(store, view, slots):
     """Slots of the keys that have a record, and the rows of each state."""
-    keys, parts = store.load(view, slots)
+    ((keys, parts),) = store.load(view, slots)
     rows = [packer.unpack(own) for packer, own in zip(store.packers, parts, strict=True)]
     return keys.tolist(), [listed(some) for some in rows]
 
@@ -155,7 +156,7 @@ def test_rows_of_keys_are_loaded_from_their_records(states):
     assert first == ([1, 2, 0][: 1 + states], [[1, 2, 3]])
     assert others == [([0, 1, 1], [["a", None], [5, 6]])][: states - 1]
     store.delete(view, slots)
-    assert store.load(view, slots) is None
+    assert list(store.load(view, slots)) == []
     assert held.held == {}
 
 
@@ -376,16 +377,14 @@ def test_what_was_removed_in_memory_does_not_come_back_with_a_piece_fetched_befo
     remote = {"state_backend": "remote", "remote_local_bytes": 1, "limits": StateLimits(dead_keys=1)}
     store, rows, table = world.open(**remote)
     add(rows, table, pa.array(range(100), pa.int64()), 5)
-    regions = rows.remote.fetcher.fetch_ranges.regions_of(
-        np.concatenate([asked(key)[1] for key in range(100)])
-    ).tolist()
+    regions = rows.fetcher.fetch_ranges.regions_of(np.concatenate([asked(key)[1] for key in range(100)])).tolist()
     one = next(key for key in range(100) if regions[key] in regions[key + 1 :])
     beside = regions.index(regions[one], one + 1)
     far = next(key for key in range(100) if regions[key] != regions[one])
     saved = world.save(store)
     store.close()
     store, rows, table = world.open(saved, **remote)
-    fetcher, slots = rows.remote.fetcher, {}
+    fetcher, slots = rows.fetcher, {}
     for key in (one, far, beside):
         slots[key] = rows.upsert(*asked(key)).copy()
         assert values(table, slots[key]) == [5]

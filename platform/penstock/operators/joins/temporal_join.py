@@ -44,7 +44,7 @@ class TemporalJoinOperator(JoinOperator):
         fields, marks = value_fields(right, sides.right), self._state.watermarks
         # a drain's end of time is not restored, so all versions are examined again
         reexamine, rows = marks.low == MIN_TIMESTAMP and not marks.differ, self._state.rows
-        rows.keeps_all = reexamine and rows.remote is None
+        rows.keeps_all = reexamine and rows.fetcher is None
         self._current = rows.value(_CURRENT, (_VERSION, *fields))
         self._state.check_all_declared()
         if reexamine:

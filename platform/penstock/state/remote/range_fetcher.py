@@ -2,7 +2,7 @@
 
 A fetch range is a hash range of about a row group. Fetch ranges are grouped in regions; a region is dropped as a unit
 when local space runs short. This is the one mechanism of all remote tables: panes, keys and join rows say how their
-rows are read, stored and dropped. Called by `state.remote.remote_panes`, `state.remote.remote_keys` and
+rows are read, stored and dropped. Called by `state.remote.remote_panes`, `state.spill.cold_records` and
 `state.remote.remote_runs` in the owner's thread.
 """
 
@@ -177,7 +177,7 @@ class RemoteTable(Protocol[_Rows]):
     def merged(self, tables: Sequence[Iterable[pa.Table]]) -> _Rows:
         """Return rows of each log, oldest first, in the form that is stored locally; any thread."""
 
-    def store(self, rows: _Rows, wanted: Callable[[I64], np.ndarray]) -> None:
+    def put_fetched(self, rows: _Rows, wanted: Callable[[I64], np.ndarray]) -> None:
         """Store rows locally; `wanted` is the mask of the hashes that belong to fetched ranges."""
 
     def drop(self, region: int) -> None:
@@ -357,7 +357,7 @@ class RangeFetcher(Generic[_Rows]):
             self._store(fetched.rows, new)
 
     def _store(self, rows: _Rows, fetch_ranges: I64) -> None:
-        self._table.store(rows, lambda hashes: np.isin(self.fetch_ranges.of(hashes), fetch_ranges))
+        self._table.put_fetched(rows, lambda hashes: np.isin(self.fetch_ranges.of(hashes), fetch_ranges))
         self.fetch_ranges.mark_local(fetch_ranges)
         self.fetched_ranges += len(fetch_ranges)
 

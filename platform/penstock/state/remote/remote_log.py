@@ -1,8 +1,7 @@
 """Ranged reads of one state's log in the object store: segments are opened once, row groups read on demand.
 
 Several reads run at a time; the caller bounds the number of rows that are read together. Called by
-`state.remote.remote_panes`, `state.remote.remote_keys`, `state.remote.remote_runs` and `state.remote.remote_timers`
-in the owner's thread; `base` in any.
+the tiers of keys, timers, panes and join rows in the owner's thread; `base` in any.
 """
 
 from __future__ import annotations
@@ -46,7 +45,8 @@ class RemoteLog:
     def __init__(self, source: FrozenSource[StateSpec], reader: Reader) -> None:
         """Prepare without opening segments; the state's rows are fetched, not restored."""
         source.remote = True
-        self._source = source
+        #: The log of the state, with its segments that are not durable.
+        self.source = source
         self.limits = source.limits
         self._reader = reader
         self._files: dict[tuple[str, int, int], SegmentFile] = {}
@@ -54,7 +54,7 @@ class RemoteLog:
     @property
     def rows(self) -> int:
         """The rows of all durable segments, including hidden ones."""
-        return self._source.log.rows
+        return self.source.log.rows
 
     def files(self) -> list[SegmentFile]:
         """Return all durable segments, opened, oldest first; segments that left the log are dropped.
@@ -63,7 +63,7 @@ class RemoteLog:
             StorageError: the object store cannot be read.
             SnapshotDamagedError: a file is missing or damaged.
         """
-        segments = [entry.segment for entry in self._source.log.entries if entry.segment is not None]
+        segments = [entry.segment for entry in self.source.log.entries if entry.segment is not None]
         keys = [_key(segment) for segment in segments]
         missing = [i for i, key in enumerate(keys) if key not in self._files]
         opened = self._reader.gather(
@@ -73,13 +73,14 @@ class RemoteLog:
         self._files = {key: new.get(key) or self._files[key] for key in keys}
         return [self._files[key] for key in keys]
 
-    def newest_access(self) -> I64:
-        """Return each row group's newest time of last access (microseconds), where the footers have it.
+    def start_clock(self) -> None:
+        """Start the clock of a time-to-live at the newest time of last access in the footers, where they have it.
 
         Opens all segments, as `split_points` does.
         """
-        spans = [file.span(group, LAST_ACCESS) for file in self.files() for group in file.groups]
-        return np.array([span[1] for span in spans if span is not None], np.int64)
+        if self.source.ttl is not None:
+            spans = [file.span(group, LAST_ACCESS) for file in self.files() for group in file.groups]
+            self.source.ttl.clock.restored(np.array([span[1] for span in spans if span is not None], np.int64))
 
     def split_points(self) -> I64:
         """Return the split points of the hashes: about a row group of each segment is between two of them.
@@ -115,17 +116,17 @@ class RemoteLog:
         With `groups` only these row groups of each of the `files` are read, with `waiting` only these positions of
         other segments.
         """
-        self._source.flush(spilled=True)
+        self.source.flush(spilled=True)
         saved = iter(self.tables(ranges) if groups is None else self.groups(self.files(), groups, ranges))
-        for entry in self._source.log.entries:
+        for entry in self.source.log.entries:
             if entry.segment is not None:
                 yield from next(saved)
             elif waiting is None or entry.position in waiting:
-                yield from self._source.within(entry.position, ranges)
+                yield from self.source.within(entry.position, ranges)
 
     def merged(self, tables: Iterable[pa.Table]) -> pa.Table:
         """Return the newest ones of these rows, oldest first, sorted by hash; any thread."""
-        schema = self._source.spec.segment_schema
+        schema = self.source.spec.segment_schema
         rows = conformed(tables, schema)
         return newest_rows(rows, schema, keep_deleted=False) if rows.num_rows else rows
 
@@ -133,7 +134,7 @@ class RemoteLog:
         self, files: Sequence[SegmentFile], chosen: Sequence[Sequence[RowGroup]], ranges: Sequence[HashRange]
     ) -> list[list[pa.Table]]:
         """Return the visible rows in some hash ranges of the chosen row groups of each file."""
-        return self._read(files, chosen, ranges, self._source.log.tombstones)
+        return self._read(files, chosen, ranges, self.source.log.tombstones)
 
     def _read(
         self,
@@ -156,7 +157,7 @@ class RemoteLog:
 
     def base(self, ranges: Sequence[HashRange]) -> Callable[[], Iterator[pa.Table]]:
         """Return a function for any thread that reads rows in ranges without changes since the restore."""
-        files, tombstones = self.files(), self._source.log.tombstones
+        files, tombstones = self.files(), self.source.log.tombstones
 
         def read() -> Iterator[pa.Table]:
             yield from chain.from_iterable(self._read(files, _groups_within(files, ranges), ranges, tombstones))
@@ -165,7 +166,7 @@ class RemoteLog:
 
     def closed(self, segment: Segment, namespace: int) -> bool:
         """Return whether a tombstone hides all rows of a namespace that a segment may have."""
-        return covered(segment, self._source.log.tombstones, (namespace, namespace))
+        return covered(segment, self.source.log.tombstones, (namespace, namespace))
 
 
 def one_by_one(work: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -76,8 +76,7 @@ class RemotePanes:
         With a time-to-live, time starts at the newest access in the footers.
         """
         self._evicted = evicted
-        if self._source.ttl is not None:
-            self._source.ttl.clock.restored(self._log.newest_access())
+        self._log.start_clock()
 
     @property
     def panes(self) -> list[int]:
@@ -159,7 +158,7 @@ class RemotePanes:
                 merged.put(*table_to_rows(self._spec, conform_table(table, self._spec.segment_schema), merged.heap))
         return merged
 
-    def store(self, merged: HotPanes, wanted: Callable[[I64], np.ndarray]) -> None:
+    def put_fetched(self, merged: HotPanes, wanted: Callable[[I64], np.ndarray]) -> None:
         """Store the rows of the wanted hashes, except expired ones and those of dropped panes."""
         rows, keys = merged.memory.present(), merged.index.view()
         chosen = wanted(keys.hashes[rows.slots]) & np.isin(rows.panes, self.panes)

@@ -200,7 +200,7 @@ class RemoteRuns:
         """Return the rows as they are: each is in one segment."""
         return [list(rows) for rows in tables]
 
-    def store(self, rows: list[list[pa.Table]], wanted: Callable[[I64], np.ndarray]) -> None:
+    def put_fetched(self, rows: list[list[pa.Table]], wanted: Callable[[I64], np.ndarray]) -> None:
         """Store the rows of the wanted hashes in local files."""
         for side, tables in zip(self._sides, rows, strict=True):
             side.put(tables, wanted)

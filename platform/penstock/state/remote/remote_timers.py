@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.segment_file import RowGroup, SegmentFile
     from penstock.state.remote.remote_log import Reader
-    from penstock.state.spill.cold_records import ColdTimers
+    from penstock.state.spill.cold_timers import ColdTimers
 
 
 @dataclass(frozen=True, slots=True)

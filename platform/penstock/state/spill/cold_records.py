@@ -1,13 +1,13 @@
-"""Evicted state by key in RocksDB: a record for each key with its rows of all states, an entry for each timer.
+"""Keys that are not in memory, in RocksDB: a record for each with its rows of all states.
 
-Timers are in time order until they are due. A timer may also be in memory, if its key returned. It is the same timer
-and fires once, because a deletion removes it in both places. Used by the tables of `state.tables.row_state` and by
-sessions, in the owner's thread.
+With remote state, records are made from the rows in the object store when their key is used. Used by the tables of
+`state.tables.row_state` and by sessions, in the owner's thread.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, compress, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +16,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from penstock.core.elements import MAX_TIMESTAMP
-from penstock.core.errors import UsageError
+from penstock.core.keygroup import HashRange
 from penstock.kernels.keys.key_types import is_fixed
 from penstock.kernels.rows.python_values import plain_values
-from penstock.state.keys.sorted_keys import bound, bounds, decode_keys, encode_keys, second_numbers
+from penstock.state.keys.key_index import KeyIndex
+from penstock.state.keys.sorted_keys import bound, bounds, encode_keys, second_numbers
+from penstock.state.log.row_spec import RowSpec
+from penstock.state.log.segment_columns import keyed_batch
 from penstock.state.memory.limits import PRODUCTION, StateLimits
-from penstock.state.spill.rocksdb import RECORD_BYTES
+from penstock.state.remote.range_fetcher import RangeFetcher
+from penstock.state.remote.remote_log import RemoteLog
+from penstock.state.spill.rocksdb import RECORD_BYTES, LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
+    from penstock.state.cells.accumulators import PaneTableSpec
     from penstock.state.keys.key_index import KeyView
-    from penstock.state.spill.rocksdb import LocalBytes, SortedStore
+    from penstock.state.log.frozen import FrozenSource
+    from penstock.state.remote.remote_log import Reader
+    from penstock.state.spill.rocksdb import SortedStore
 
 #: A record of a key from its parts, and back; parts of states that were added later are missing.
 _ENCODED, _PARTED = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(list[bytes]).decode
@@ -126,12 +132,29 @@ class PackedKeys:
         return PackedKeys(self.hashes[which], list(compress(self.names, which)), list(compress(self.values, which)))
 
 
+@dataclass(frozen=True, slots=True)
+class _RemoteRows:
+    """One state whose rows are fetched, and the columns of its rows in a record."""
+
+    log: RemoteLog
+    #: Selects the columns of a record's rows from those of a segment.
+    columns: Callable[[pa.RecordBatch], list[pa.Array]]
+    #: Whether the rows of a key are sorted by the first of these columns.
+    by_first: bool
+
+    def of_keys(self, batch: pa.RecordBatch, slots: I32, count: int) -> KeyRows:
+        """Return the rows of `count` keys in the order of their slots."""
+        if batch.num_rows == 0:
+            return KeyRows(np.zeros(count, np.int64), [])
+        return KeyRows.of(self.columns(batch), slots, count, by_first=self.by_first)
+
+
 class SpillStore:
-    """The evicted keys of one operator: a record for each key, with its rows of all states.
+    """The keys of one operator that are not in memory: a record for each key, with its rows of all states.
 
     A record stays when its key is loaded, and is out of date from then on: the next eviction replaces it, and its owner
     deletes that of a key without rows. The store is opened at the first eviction. Timers are in it as well
-    (`ColdTimers`).
+    (`ColdTimers`). With remote state it is one `range_fetcher.RemoteTable`.
     """
 
     def __init__(self, open_store: Callable[[], SortedStore], limits: StateLimits = PRODUCTION) -> None:
@@ -146,8 +169,19 @@ class SpillStore:
         #: Whether a record was ever stored.
         self._used = False
         self._swept = bound(self._prefix)
-        #: Local bytes of records, if records may be dropped and fetched again.
-        self.local: LocalBytes | None = None
+        #: Reads and fetches remote keys, whose local records may be dropped; None: all keys are local.
+        self.reader: Reader | None = None
+        self.fetcher: RangeFetcher[PackedKeys] | None = None
+        self._local: LocalBytes | None = None
+        self._remote: list[_RemoteRows] = []
+        self._key_schema = pa.schema([])
+
+    def fetch_with(self, reader: Reader, owned: HashRange, limit_bytes: int) -> RangeFetcher[PackedKeys]:
+        """Let keys be remote, before the first state is added; about `limit_bytes` may be taken on the local disk."""
+        self.reader, self._local = reader, LocalBytes(owned, self.limits.regions)
+        regions, rows = self._local.regions, self.limits.prefetched_rows
+        self.fetcher = RangeFetcher(self, regions, limit_bytes, self.limits, rows)
+        return self.fetcher
 
     @property
     def store(self) -> SortedStore:
@@ -161,9 +195,25 @@ class SpillStore:
         self._numbers += 1
         return self._numbers
 
-    def add(self, types: Sequence[pa.DataType]) -> RowPacker:
-        """Add a state whose rows have columns of these types; return the packer of its part of a record."""
+    def add(
+        self,
+        types: Sequence[pa.DataType],
+        source: FrozenSource[RowSpec] | FrozenSource[PaneTableSpec] | None = None,
+        columns: Callable[[pa.RecordBatch], list[pa.Array]] | None = None,
+    ) -> RowPacker:
+        """Add a state whose rows have columns of these types; return the packer of its part of a record.
+
+        All are added before the first key is used. Remote rows are those of `source`; `columns` selects the columns of
+        a record's rows from those of a segment, unless they are the same.
+        """
         self.packers.append(RowPacker(types, len(self.packers)))
+        if self.fetcher is not None and self.reader is not None and source is not None:
+            log, spec = RemoteLog(source, self.reader), source.spec
+            index = isinstance(spec, RowSpec) and [field.type for field in spec.entries] == [pa.int64()]  # of a list
+            self._remote.append(_RemoteRows(log, columns or partial(_record_columns, source), index))
+            self.fetcher.logs.append(log)
+            self._key_schema = spec.key_schema
+            log.start_clock()
         return self.packers[-1]
 
     def put(self, keys: KeyView, slots: I32, parts: Sequence[list[bytes]]) -> None:
@@ -185,31 +235,36 @@ class SpillStore:
             return
         self.store.put(rows.names, rows.values)
         self._used = True
-        if self.local is not None:
-            self.local.add(rows.hashes, _sizes_of(rows.values))
+        if self._local is not None:
+            self._local.add(rows.hashes, _sizes_of(rows.values))
 
-    def load(self, keys: KeyView, slots: I32) -> tuple[I32, list[list[bytes]]] | None:
-        """Return those of these distinct keys that have a record, in hash order, and their parts of each state.
+    def load(self, keys: KeyView, slots: I32) -> Iterator[tuple[I32, list[list[bytes]]]]:
+        """Yield those of these distinct keys that have a record, in hash order, and their parts of each state.
 
-        None: no key has a record. All are read with one sorted read.
+        Local keys are read with one sorted read; of remote ones the records may be dropped when the next ones are
+        fetched. Raises as `RangeFetcher.ensure`.
         """
-        if not self._used or len(slots) == 0:
-            return None
-        found, values = self._read(keys, slots)
-        if len(found) == 0:
-            return None
-        if self.local is not None:
-            self.local.add(keys.hashes[found], -_sizes_of(values))
-        return found, self._parts(values)
+        whole = (np.arange(len(slots)),) if len(slots) else ()
+        for places in whole if self.fetcher is None else self.fetcher.local_parts(keys.hashes[slots]):
+            found, values = self._read(keys, slots[places])
+            if len(found) == 0:
+                continue
+            if self._local is not None:
+                self._local.add(keys.hashes[found], -_sizes_of(values))
+            yield found, self._parts(values)
 
     def look_up(self, keys: KeyView, slots: I32, packer: RowPacker) -> KeyRows | None:
-        """Return the rows of one key in one state without removing them; None: it has none."""
-        values = self._read(keys, slots)[1] if self._used else []
+        """Return the rows of one key in one state without removing them; None: it has none; raises as `load`."""
+        if self.fetcher is not None:
+            self.fetcher.ensure(keys.hashes[slots])
+        values = self._read(keys, slots)[1]
         part = self._parts(values)[packer.number] if values else [b""]
         return packer.unpack(part) if any(part) else None
 
     def _read(self, keys: KeyView, slots: I32) -> tuple[I32, list[bytes]]:
         """Return the keys that have a record, in hash order, and the records."""
+        if not self._used:
+            return slots[:0], []
         slots = slots[np.argsort(keys.hashes[slots])]
         values = self.store.get(self._names(keys, slots))
         found = [value for value in values if value is not None]
@@ -231,10 +286,6 @@ class SpillStore:
         for record in records if min(map(len, records)) < len(self.packers) else ():
             record.extend([b""] * (len(self.packers) - len(record)))
         return list(map(list, zip(*records, strict=True)))
-
-    def drop_range(self, part: HashRange) -> None:
-        """Remove the records in a hash range."""
-        self.store.delete_range(*bounds(self._prefix, part))
 
     def sweep(
         self, limit: int, deadlines: Sequence[int | None], in_memory: Callable[[I64], np.ndarray]
@@ -270,10 +321,51 @@ class SpillStore:
                 written.append(_ENCODED(left))
         self.store.put([names[place] for place in kept], written)
         self.store.delete([names[place] for place in np.setdiff1d(changed, kept).tolist()])
-        if self.local is not None:
+        if self._local is not None:
             hashes = second_numbers(names)
-            self.local.add(hashes[changed], -_sizes_of([values[place] for place in changed.tolist()]))
-            self.local.add(hashes[kept], _sizes_of(written))
+            self._local.add(hashes[changed], -_sizes_of([values[place] for place in changed.tolist()]))
+            self._local.add(hashes[kept], _sizes_of(written))
+
+    # --- remote keys ------------------------------------------------------------------------------------------------
+
+    def every_key(self) -> Iterator[tuple[KeyColumns, I64]]:
+        """Yield the remote keys of all states and their hashes in batches; a key is repeated for each of its rows."""
+        for state in self._remote:
+            for part in state.log.source.hash_range.split(1 + state.log.rows // self.limits.fetched_rows):
+                rows = state.log.merged(state.log.current([part]))
+                if rows.num_rows:
+                    _, keys, hashes = keyed_batch(rows, self._key_schema)
+                    yield keys, hashes
+
+    @property
+    def local_bytes(self) -> I64:
+        """The approximate bytes of each region on the local disk."""
+        return np.empty(0, np.int64) if self._local is None else self._local.sizes
+
+    def current(self, ranges: Sequence[HashRange]) -> list[Iterable[pa.Table]]:
+        """Return the current rows of each state in some hash ranges."""
+        return [state.log.current(ranges) for state in self._remote]
+
+    def merged(self, tables: Sequence[Iterable[pa.Table]]) -> PackedKeys:
+        """Return rows of each state, oldest first, as records of their keys."""
+        index, found = KeyIndex(self._key_schema), []
+        for state, rows in zip(self._remote, tables, strict=True):
+            batch, keys, hashes = keyed_batch(state.log.merged(rows), self._key_schema)
+            found.append((state, batch, index.upsert(keys, hashes).copy()))
+        rows_of = [state.of_keys(batch, slots, index.count) for state, batch, slots in found]
+        parts = [packer.pack(rows) for packer, rows in zip(self.packers, rows_of, strict=True)]
+        return self.packed(index.view(), np.arange(index.count, dtype=np.int32), parts)
+
+    def put_fetched(self, rows: PackedKeys, wanted: Callable[[I64], np.ndarray]) -> None:
+        """Store the records of the wanted hashes."""
+        chosen = wanted(rows.hashes)
+        self.put_packed(rows if chosen.all() else rows.chosen(chosen))
+
+    def drop(self, region: int) -> None:
+        """Drop the local records of a region."""
+        if self._local is not None:
+            self.store.delete_range(*bounds(self._prefix, self._local.regions[region]))
+            self._local.sizes[region] = 0
 
     def close(self) -> None:
         """Close and remove the store."""
@@ -297,132 +389,10 @@ def _expired(packer: RowPacker, parts: Sequence[bytes], deadline: int | None) ->
     return gone
 
 
-_PREFIX = 8
-#: Timers that a query reads between two checks of its limit.
-_LOOKED_PIECE = 4096
-#: Taken timers that are deleted together: one range costs about as much as one timer.
-_MOST_TAKEN = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class DueTimers:
-    """Timers in time order that were taken out of the store."""
-
-    keys: KeyColumns
-    hashes: I64
-    times: I64
-    #: All remaining timers are later than this; with `more`, some at this time remain, and all taken ones are at it.
-    reached: int
-    more: bool = False
-
-
-class ColdTimers:
-    """The timers of one kind of time of one operator."""
-
-    def __init__(self, spill_store: SpillStore) -> None:
-        """Start without timers."""
-        self.spill_store = spill_store
-        number = spill_store.number()
-        self._prefix, self._stop = bound(number)[:_PREFIX], bound(number + 1)[:_PREFIX]
-        #: Lower bound of the names; those of taken timers are below it until they are deleted together.
-        self._first, self._taken = self._prefix, 0
-        #: Lower bound of the times; None: no timer.
-        self.least: int | None = None
-        #: Upper bound of the number of timers.
-        self.count = 0
-
-    def put(self, keys: KeyView, slots: I32, times: I64) -> None:
-        """Store timers; storing one twice has no effect."""
-        if len(slots) == 0:
-            return
-        names = self._names(keys, slots, times)
-        lowest = min(names)
-        if lowest < self._first:
-            self._delete_taken()
-            self._first = lowest
-        self.spill_store.store.put(names, [b""] * len(names))
-        low = int(times.min())
-        self.least = low if self.least is None else min(low, self.least)
-        self.count += len(names)
-
-    def forget(self, keys: KeyView, slots: I32, times: I64) -> None:
-        """Delete timers that may or may not be in the store."""
-        if self.least is None:
-            return
-        there = times >= self.least
-        if there.any():
-            self.spill_store.store.delete(self._names(keys, slots[there], times[there]))
-
-    def look_up(self, keys: KeyView, slots: I32, most: int) -> list[int]:
-        """Return the times of the first `most` timers of one key, ascending, without removing them.
-
-        Raises:
-            UsageError: too many timers of other keys are before them.
-        """
-        if self.least is None:
-            return []
-        key, times, looked = encode_keys(keys, slots, np.zeros(1, np.int64))[0][_PREFIX:], list[int](), 0
-        first = max(self._first, self._bound(self.least))
-        for names, _ in self.spill_store.store.scan(first, self._stop, _LOOKED_PIECE):
-            found = [name for name in names if name[2 * _PREFIX :] == key]
-            times += second_numbers(found).tolist()
-            looked += len(names)
-            if len(times) >= most:
-                break
-            if looked >= self.spill_store.limits.searched_timers:
-                msg = f"the first {looked:,} timers of keys on disk do not include enough of this key"
-                raise UsageError(msg, hint="take a savepoint and read its state (ps.snapshots.read)")
-        return times[:most]
-
-    def _span(self, least: int, until: int) -> tuple[bytes, bytes]:
-        """Return the names from the first timer to those up to a time."""
-        end = self._stop if until >= MAX_TIMESTAMP else self._bound(until + 1)
-        return max(self._first, self._bound(least)), end
-
-    def take(self, key_schema: pa.Schema, until: int, limit: int) -> DueTimers | None:
-        """Return the first timers up to a time, about `limit`: all of a time, or a part of a single time."""
-        if self.least is None or self.least > until:
-            return None
-        names, _ = next(self.spill_store.store.scan(*self._span(self.least, until), limit + 1), ([], []))
-        if not names:
-            self._look(until)
-            return None
-        columns, hashes, times = decode_keys(key_schema, [name[_PREFIX:] for name in names])
-        stop, reached, more = len(names), until, False
-        if stop > limit:
-            reached = int(times[-1]) - 1
-            stop = int(np.searchsorted(times, times[-1]))
-            if stop == 0:
-                stop, reached, more = limit, int(times[-1]), True
-            self.least = int(times[stop])
-        self._first = names[stop - 1] + b"\0"
-        self._taken += stop
-        if self._taken >= _MOST_TAKEN:
-            self._delete_taken()
-        self.count = max(0, self.count - stop)
-        if len(names) <= limit:
-            self._look(until)
-        if stop < len(names):
-            columns, hashes, times = decode_keys(key_schema, [name[_PREFIX:] for name in names[:stop]])
-        return DueTimers(columns, hashes, times, reached, more)
-
-    def _delete_taken(self) -> None:
-        if self._taken:
-            self.spill_store.store.delete_range(self._prefix, self._first)
-            self._taken = 0
-
-    def _look(self, until: int) -> None:
-        """Find the first timer after `until`, up to which there is none."""
-        self.least = None
-        if until < MAX_TIMESTAMP:
-            names, _ = next(self.spill_store.store.scan(self._bound(until + 1), self._stop, 1), ([], []))
-            if names:
-                self.least = int(second_numbers(names)[0])
-        if self.least is None:
-            self.count = 0
-
-    def _names(self, keys: KeyView, slots: I32, times: I64) -> list[bytes]:
-        return [self._prefix + name for name in encode_keys(keys, slots, times)]
-
-    def _bound(self, time: int) -> bytes:
-        return self._prefix + bound(time)[:_PREFIX]
+def _record_columns(source: FrozenSource[Any], batch: pa.RecordBatch) -> list[pa.Array]:
+    """Return the columns of a record's rows from those of a segment that are the same."""
+    found = [batch.column(name) for name in source.spec.row_names]
+    if source.ttl is not None:
+        # expired values stay until their key is used: their removal belongs in the log
+        found[-1] = pa.array(source.ttl.clock.bounded(found[-1].to_numpy()))
+    return found

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from penstock.state.log.row_spec import Migration
     from penstock.state.log.ttl import Ttl
     from penstock.state.remote.range_fetcher import RangeFetcher
-    from penstock.state.remote.remote_keys import RemoteKeys
     from penstock.state.remote.remote_runs import RemoteRuns
     from penstock.state.spill.cold_records import KeyRows, SpillStore
     from penstock.state.spill.join_runs import RunFiles
@@ -77,14 +76,14 @@ class RowState:
         policy: EvictionPolicy,
         declare: Declare,
         *,
-        keys: tuple[SpillStore | None, RemoteKeys | None] = (None, None),
+        cold: SpillStore | None = None,
         runs: tuple[RunFiles | None, RemoteRuns | None] = (None, None),
     ) -> None:
         """Start without state; `policy` has the budget, the name of the holder and the limits.
 
-        Without `keys` all keys stay in memory, without `runs` all rows of joins.
+        Without `cold` all keys stay in memory, without `runs` all rows of joins.
         """
-        self.cold, self.remote = keys
+        self.cold = cold
         self.policy = policy
         self._limits = policy.limits
         self.index = KeyIndex(key_schema)
@@ -194,22 +193,12 @@ class RowState:
         if self.index.count > known:
             self._stored = with_room(self._stored, self.index.count)
             self._changed = with_room(self._changed, self.index.count)
-            view, new = self.index.view(), np.arange(known, self.index.count, dtype=np.int32)
-            if self.remote is None:
-                self._load(self.cold, view, new)
-                return slots
-            for places in self.remote.fetcher.local_parts(view.hashes[new]):
-                self._load(self.cold, view, new[places])
+            new = np.arange(known, self.index.count, dtype=np.int32)
+            for loaded, parts in self.cold.load(self.index.view(), new):
+                self._stored[loaded] = True
+                for table, own in zip(self._row_tables, parts, strict=True):
+                    table.load_parts(loaded, own)
         return slots
-
-    def _load(self, cold: SpillStore, keys: KeyView, slots: I32) -> None:
-        """Load the rows of slots, which were just created, from the cold store."""
-        found = cold.load(keys, slots)
-        if found is not None:
-            loaded, parts = found
-            self._stored[loaded] = True
-            for table, own in zip(self._row_tables, parts, strict=True):
-                table.load_parts(loaded, own)
 
     def register(
         self,
@@ -221,25 +210,18 @@ class RowState:
 
         Rows have the same columns in records as in segments, or columns of `types`, which `columns` makes from those.
         """
-        if self.remote is not None:
-            if columns is None:
-                self.remote.follow(source)
-            else:
-                self.remote.add(source, columns)
         found = [field.type for field in source.spec.row_fields] if types is None else types
-        return RowPacker(found) if self.cold is None else self.cold.add(found)
+        return RowPacker(found) if self.cold is None else self.cold.add(found, source, columns)
 
     def evicted_rows(self, keys: KeyView, slots: I32, packer: RowPacker) -> KeyRows | None:
         """Return one part of the record of a single key that is not in memory; None: it has none."""
         return None if self.cold is None else self.cold.look_up(keys, slots, packer)
 
     def find(self, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
-        """Return a single key as a slot of a view, and whether it is in memory; a remote key is fetched, not loaded."""
+        """Return a single key as a slot of a view, and whether it is in memory; it is not loaded."""
         found = self.index.find(keys, hashes)
         if len(found):
             return self.index.view(), found, True
-        if self.remote is not None:
-            self.remote.fetcher.ensure(hashes)
         lookup_index = KeyIndex(self.index.schema)
         slots = lookup_index.upsert(keys, hashes).copy()
         return lookup_index.view(), slots, False
@@ -274,7 +256,7 @@ class RowState:
     @property
     def fetcher(self) -> RangeFetcher[Any] | None:
         """Fetches keys from the object store; None: they are in memory or on the local disk."""
-        return None if self.remote is None else self.remote.fetcher
+        return None if self.cold is None else self.cold.fetcher
 
     def most_keys(self, most: int) -> int:
         """Return how many keys, at most `most`, may enter memory before the next `settle`."""
@@ -294,10 +276,10 @@ class RowState:
 
         No key may have been evicted before; call `settle` between two batches.
         """
-        if self.remote is None:
+        if self.cold is None or self.fetcher is None:
             yield np.arange(self.index.count, dtype=np.int32)
             return
-        for keys, hashes in self.remote.every_key():
+        for keys, hashes in self.cold.every_key():
             index = KeyIndex(self.index.schema)
             index.upsert(keys, hashes)
             view, distinct = index.view(), np.arange(index.count, dtype=np.int32)
@@ -478,7 +460,7 @@ class RowState:
     def _put_rows(self, cold: SpillStore, keys: KeyView, slots: I32) -> None:
         """Store the rows of slots, which leave memory, where the records are not up to date."""
         # remote records may have been dropped, and fetched again from the log
-        same = self._stored[slots] & ~self._changed[slots] & (self.remote is None)
+        same = self._stored[slots] & ~self._changed[slots] & (self.fetcher is None)
         changed = slots[~same]
         parts = [table.parts_at(changed) for table in self._row_tables]
         for table in self._row_tables:
@@ -489,7 +471,7 @@ class RowState:
 
     def _may_be_stored(self, slots: I32) -> np.ndarray:
         """Return a mask of the slots whose keys may have a record in the cold store."""
-        return np.ones(len(slots), np.bool_) if self.remote is not None else self._stored[slots]
+        return np.ones(len(slots), np.bool_) if self.fetcher is not None else self._stored[slots]
 
     def drop_dead_keys(self) -> None:
         """Compact the index: drop keys that no table uses, if they are at least half of all."""

@@ -12,7 +12,7 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.segment_columns import DELETED, NAMESPACE, keyed_batch, segment_table
 from penstock.state.remote.remote_timers import RemoteTimers
-from penstock.state.spill.cold_records import ColdTimers
+from penstock.state.spill.cold_timers import ColdTimers
 from penstock.state.tables.changes import ChangeLog
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ class TimerTable:
         #: The timers of evicted keys.
         self.cold = None if state.cold is None else ColdTimers(state.cold)
         self._remote: RemoteTimers | None = None
-        if self.cold is not None and state.remote is not None:
-            self._remote = RemoteTimers(source, self.cold, state.remote.reader)
+        if self.cold is not None and state.cold is not None and state.cold.reader is not None:
+            self._remote = RemoteTimers(source, self.cold, state.cold.reader)
 
     # --- timers -----------------------------------------------------------------------------------------------------
 
