@@ -8,7 +8,7 @@ import pytest
 from tests.support.sizes import given
 
 from penstock.state.remote.range_fetcher import RangeFetcher
-from penstock.state.remote.remote_timers import RemoteTimers
+from penstock.state.spill.cold_timers import ColdTimers
 
 ROOT = str(Path(__file__).resolve().parents[2])
 if ROOT not in sys.path:
@@ -21,7 +21,7 @@ def counted(monkeypatch):
     monkeypatch.setattr(RangeFetcher, "next_fetch", lambda self: None)
     given(monkeypatch, hot_keys=2)
     counts = Counter()
-    ensure, fetch_next = RangeFetcher.ensure, RemoteTimers.fetch_next
+    ensure, fetch_next = RangeFetcher.ensure, ColdTimers.fetch_next
 
     def pieces(self, *arguments):
         before = self.fetched_ranges
@@ -33,5 +33,5 @@ def counted(monkeypatch):
         fetch_next(self)
 
     monkeypatch.setattr(RangeFetcher, "ensure", pieces)
-    monkeypatch.setattr(RemoteTimers, "fetch_next", timers)
+    monkeypatch.setattr(ColdTimers, "fetch_next", timers)
     return counts

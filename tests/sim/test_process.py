@@ -15,7 +15,7 @@ from tests.sim.world import World
 from tests.support.sizes import sizes
 
 import penstock as ps
-from penstock.state.remote.remote_timers import RemoteTimers
+from penstock.state.spill.cold_timers import ColdTimers
 from penstock.state.tables.collection_table import CollectionTable
 from penstock.state.tables.timer_table import TimerTable
 from penstock.state.tables.value_table import ValueTable
@@ -173,7 +173,7 @@ def test_state_in_the_object_store_comes_back_behind_killed_workers(function, co
 
 
 def test_timers_that_are_not_fetched_are_missed(monkeypatch):
-    monkeypatch.setattr(RemoteTimers, "least", None)
+    monkeypatch.setattr(ColdTimers, "remote_least", None)
     with pytest.raises(SimulationError):
         run(3, [Phase(1, "stop"), Phase(2, from_savepoint=True)], Swarm.quiet(random.Random(3)), ByHand, "remote")
 

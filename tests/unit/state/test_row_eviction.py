@@ -224,24 +224,24 @@ def test_an_index_knows_the_hashes_of_its_keys():
 
 
 def test_due_timers_are_taken_in_order_and_a_time_is_not_taken_apart():
-    timers = ColdTimers(stored()[0])
+    timers = ColdTimers(stored()[0], KEYS)
     view, slots = numbered(range(6))
     times = np.array([30, -10, 30, 20, 1 << 40, 30], np.int64)
     timers.put(view, slots, times)
     timers.put(view, slots[:1], times[:1])
     assert timers.least == -10
-    assert timers.take(KEYS, -11, 2) is None
-    due = timers.take(KEYS, 100, 3)
+    assert timers.take(-11, 2) is None
+    due = timers.take(100, 3)
     assert (due.times.tolist(), due.reached, due.more) == ([-10, 20], 29, False)
-    due = timers.take(KEYS, 100, 2)
+    due = timers.take(100, 2)
     assert (due.times.tolist(), due.reached, due.more) == ([30, 30], 30, True)
     assert [time for k in (0, 2, 5) for time in timers.look_up(view, slots[k : k + 1], 2)] == [30]
     timers.forget(view, slots[4:5], times[4:5] + 1)
-    due = timers.take(KEYS, 100, 2)
+    due = timers.take(100, 2)
     assert (due.times.tolist(), due.reached, due.more) == ([30], 100, False)
     assert timers.least == 1 << 40
     timers.forget(view, slots[4:5], times[4:5])
-    assert timers.take(KEYS, (1 << 63) - 1, 2) is None
+    assert timers.take((1 << 63) - 1, 2) is None
     assert (timers.least, timers.count) == (None, 0)
 
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.segment_columns import DELETED, NAMESPACE, keyed_batch, segment_table
-from penstock.state.remote.remote_timers import RemoteTimers
 from penstock.state.spill.cold_timers import ColdTimers
 from penstock.state.tables.changes import ChangeLog
 
@@ -80,11 +79,8 @@ class TimerTable:
         self._state = state
         self._buckets: dict[int, _Bucket] = {}
         self._log = ChangeLog(source.spec, source.log)
-        #: The timers of evicted keys.
-        self.cold = None if state.cold is None else ColdTimers(state.cold)
-        self._remote: RemoteTimers | None = None
-        if self.cold is not None and state.cold is not None and state.cold.reader is not None:
-            self._remote = RemoteTimers(source, self.cold, state.cold.reader)
+        #: The timers of keys that are not in memory.
+        self.cold = None if state.cold is None else ColdTimers(state.cold, source.spec.key_schema, source)
 
     # --- timers -----------------------------------------------------------------------------------------------------
 
@@ -100,8 +96,7 @@ class TimerTable:
     @property
     def size(self) -> int:
         """The number of timers, at most."""
-        local = sum(bucket.words for bucket in self._buckets.values()) + (0 if self.cold is None else self.cold.count)
-        return local if self._remote is None else local + self._remote.rows
+        return sum(bucket.words for bucket in self._buckets.values()) + (0 if self.cold is None else self.cold.count)
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the next `most` timers of one key; see `state.store.StateTable`.
@@ -111,8 +106,8 @@ class TimerTable:
         """
         view, slots, here = self._state.find(keys, hashes)
         times = set[int]() if self.cold is None else set(self.cold.look_up(view, slots, most))
-        if self._remote is not None and len(times) < most:
-            times |= self._remote_times(keys, hashes)
+        for gone, deleted in self._log.deletions() if here else ():  # remote timers do not know of them
+            times.difference_update(deleted[gone == slots[0]].tolist())
         for number in sorted(self._buckets) if here else ():
             if len(times) >= most and number << _BUCKET_BITS > sorted(times)[most - 1]:
                 break
@@ -123,17 +118,6 @@ class TimerTable:
         owners, none = np.repeat(slots, len(found)), np.zeros(len(found), np.int64)
         return segment_table(self.spec, view, owners, namespaces=found, values=(), deleted=none)
 
-    def _remote_times(self, keys: KeyColumns, hashes: I64) -> set[int]:
-        """Return the current times of one key's remote timers."""
-        assert self._remote is not None  # noqa: S101 - callers check it
-        index, slots, times = self._remote.look_up(int(hashes[0]))
-        own = index.find(keys, hashes)
-        found = set(times[slots == own[0]].tolist()) if len(own) else set[int]()
-        mine = self._state.index.find(keys, hashes)
-        for slots, times in self._log.deletions() if len(mine) else ():
-            found.difference_update(times[slots == mine[0]].tolist())
-        return found
-
     def counts(self) -> KeyCounts:
         """Return how many timers every key has in memory."""
         hashes = self._state.index.hashes
@@ -143,8 +127,7 @@ class TimerTable:
 
     def next_time(self) -> int | None:
         """Return a lower bound of the next timer's time; None if there is no timer."""
-        far = None if self._remote is None else self._remote.least
-        times = (self._next_in_memory(), None if self.cold is None else self.cold.least, far)
+        times = (self._next_in_memory(), None if self.cold is None else self.cold.least)
         return min((time for time in times if time is not None), default=None)
 
     def _next_in_memory(self) -> int | None:
@@ -161,18 +144,17 @@ class TimerTable:
         About `limit` of them; timers of one time are split only if they alone are more. Keys that are not in memory get
         slots.
         """
-        if self._remote is None:
-            return self._take_here(until, limit)
         while True:
-            here = self._remote.local_until(until)
+            here = until if self.cold is None else self.cold.local_until(until)
             found = self._take_here(here, limit)
-            if found is not None or here >= until:
+            if found is not None or self.cold is None or here >= until:
                 return found
-            self._remote.fetch_next()
-            self._forget_deleted()
+            self.cold.fetch_next()
+            for slots, times in self._log.deletions():  # they are not in the log yet
+                self.cold.forget(self._state.index.view(), slots, times)
 
     def _take_here(self, until: int, limit: int) -> tuple[I32, I64] | None:
-        cold = None if self.cold is None else self.cold.take(self._state.index.schema, until, limit)
+        cold = None if self.cold is None else self.cold.take(until, limit)
         if self.cold is None or cold is None:
             return self._take_in_memory(until, limit)
         slots = self._state.upsert(cold.keys, cold.hashes)
@@ -182,13 +164,6 @@ class TimerTable:
         if cold.more and found is not None:  # one that was registered again in memory may also be in the cold store
             self.cold.forget(self._state.index.view(), *found)
         return found
-
-    def _forget_deleted(self) -> None:
-        """Delete fetched timers that were deleted in memory since the last freeze, which the log does not have."""
-        if self.cold is None:
-            return
-        for slots, times in self._log.deletions():
-            self.cold.forget(self._state.index.view(), slots, times)
 
     def _take_in_memory(self, until: int, limit: int) -> tuple[I32, I64] | None:
         if not self._buckets or min(self._buckets) > until >> _BUCKET_BITS:
@@ -265,9 +240,7 @@ class TimerTable:
         gone = leaving[owners]
         begins = np.repeat(np.array(numbers, np.int64) << _BUCKET_BITS, np.diff(edges))
         times = begins[gone] + (words[gone] >> (_SLOT_BITS + 1))
-        slots = owners[gone].astype(np.int32)
-        local = np.ones(len(times), np.bool_) if self._remote is None else self._remote.local(times)
-        self.cold.put(keys, slots[local], times[local])
+        self.cold.put(keys, owners[gone].astype(np.int32), times)
         self._keep(numbers, words[~gone], edges - np.append(0, np.cumsum(gone))[edges])
 
     # --- slots ------------------------------------------------------------------------------------------------------
