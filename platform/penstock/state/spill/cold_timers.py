@@ -26,7 +26,7 @@ from penstock.state.log.segment_columns import NAMESPACE, keyed_batch
 from penstock.state.remote.remote_log import RemoteLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
@@ -163,11 +163,8 @@ class ColdTimers:
         return times + (found[owners == own[0]].tolist() if len(own) else [])
 
     def _look_up_local(self, keys: KeyView, slots: I32, most: int) -> list[int]:
-        if self.local_least is None:
-            return []
         key, times, looked = encode_keys(keys, slots, np.zeros(1, np.int64))[0][_PREFIX:], list[int](), 0
-        first = max(self._first, self._bound(self.local_least))
-        for names, _ in self.spill_store.store.scan(first, self._stop, _LOOKED_PIECE):
+        for names in self._names_until(MAX_TIMESTAMP, _LOOKED_PIECE):
             found = [name for name in names if name[2 * _PREFIX :] == key]
             times += second_numbers(found).tolist()
             looked += len(names)
@@ -178,16 +175,19 @@ class ColdTimers:
                 raise UsageError(msg, hint="take a savepoint and read its state (ps.snapshots.read)")
         return times[:most]
 
-    def _span(self, least: int, until: int) -> tuple[bytes, bytes]:
-        """Return the names from the first timer to those up to a time."""
-        end = self._stop if until >= MAX_TIMESTAMP else self._bound(until + 1)
-        return max(self._first, self._bound(least)), end
+    def _names_until(self, until: int, piece: int) -> Iterator[list[bytes]]:
+        """Yield the names of the local timers up to a time in order, `piece` at a time."""
+        if self.local_least is not None and self.local_least <= until:
+            first = max(self._first, self._bound(self.local_least))
+            end = self._stop if until >= MAX_TIMESTAMP else self._bound(until + 1)
+            for names, _ in self.spill_store.store.scan(first, end, piece):
+                yield names
 
     def take(self, until: int, limit: int) -> DueTimers | None:
         """Return the first local timers up to a time, about `limit`: all of a time, or a part of a single time."""
         if self.local_least is None or self.local_least > until:
             return None
-        names, _ = next(self.spill_store.store.scan(*self._span(self.local_least, until), limit + 1), ([], []))
+        names = next(self._names_until(until, limit + 1), [])
         if not names:
             self._look(until)
             return None
