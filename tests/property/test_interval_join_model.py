@@ -235,6 +235,6 @@ def test_watermarks_alone_leave_no_file_in_memory(backend):
         row, (state,) = {"v": 1, "k": "key-1", "s": "x", "id": 1}, [operator._state for operator in job.operators]
         for time in (10, 20, 30):
             job.push(0, [row | {TS_COLUMN: time}])
-        assert any(run.spilled for run in state.tables[0]._runs), "or this shows nothing"
+        assert any(run.keys for run in state.tables[0]._runs), "or this shows nothing"
         assert len(job.watermark(0, 115).rows) == 1
-        assert not state.tables[0]._read_files
+        assert not state.tables[0]._read

@@ -21,7 +21,7 @@ from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.spill import join_runs
-from penstock.state.spill.join_runs import Run, RunFiles, RunKeys
+from penstock.state.spill.join_runs import Merge, Run, RunFiles, RunKeys
 from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 
@@ -119,9 +119,9 @@ def test_what_is_written_is_what_is_read(tmp_path):
     values = [pa.array(["a", None, "c"]).slice(1), pa.array([True, None, False]).slice(1)]
     keys = RunKeys(pa.schema([pa.field("k", pa.string())]), np.array([-5, 9]), [pa.array(["x", "y", None]).slice(1)])
     run = RunFiles(tmp_path).write(run_of([1, 0], [5, 6], values), keys)
-    run.file.release()
+    run.release()
     assert (run.slots.tolist(), run.times.tolist()) == ([1, 0], [5, 6])
-    assert (run.file.keys.hashes.tolist(), run.file.keys.gather(run.slots)[0].to_pylist()) == ([-5, 9], [None, "y"])
+    assert (run.keys.hashes.tolist(), run.keys.gather(run.slots)[0].to_pylist()) == ([-5, 9], [None, "y"])
     assert [value.to_pylist() for value in run.values] == [[None, "c"], [None, False]]
     bare = RunFiles(tmp_path).write(run_of([0], [2]), ONE)
     assert (bare.slots.tolist(), bare.times.tolist(), bare.values) == ([0], [2], [])
@@ -149,7 +149,7 @@ def test_runs_share_files_each_of_which_takes_a_descriptor(tmp_path):
     run_files, before = RunFiles(tmp_path), descriptors(tmp_path)
     kept = [run_files.write(run_of([0], [i + 1], [pa.array([str(i)])]), ONE) for i in range(500)]
     assert descriptors(tmp_path) <= before + 2
-    kept[7].file.release()
+    kept[7].release()
     assert [(run.times[0], run.values[0][0].as_py()) for run in kept] == [(i + 1, str(i)) for i in range(500)]
     large = np.arange(20 << 20)
     whole = run_files.write(Run.ordered(np.zeros(len(large), np.int32), large, []), ONE)
@@ -212,7 +212,7 @@ def test_files_become_fewer_without_what_was_cleaned_and_with_few_descriptors(tm
     alive = sorted(time for number in range(120) for time in (number * 10 + keys % 400).tolist() if time > 1180)
     for _ in range(200):
         rows.settle()
-    files = [run for run in table._runs if run.spilled]
+    files = [run for run in table._runs if run.keys]
     assert 0 < len({run.group for run in files}) <= 8
     assert table.counts().total < 3 * len(alive)
     assert sorted(table.within(0, 1 << 40).times.tolist()) == alive
@@ -270,12 +270,16 @@ def test_when_the_operator_is_closed_its_files_are_gone_whoever_knows_the_table(
     assert table.counts().total == 0
 
 
-def test_fetched_files_that_are_large_together_stay_apart(tmp_path, monkeypatch):
-    given(monkeypatch, halved_bytes=64 << 10)
+def test_fetched_files_that_are_large_together_stay_apart(tmp_path):
     run_files, runs = RunFiles(tmp_path, limits=sizes()), []
     for number in range(100):
         run = Run.of(np.zeros(100, np.int32), np.arange(100) + number * 100, [pa.array(["x" * 50] * 100)])
-        runs = join_runs.halved([*runs, join_runs.written(run, ONE, run_files, 0)], run_files, -1)
+        runs.append(join_runs.written(run, ONE, run_files, run_files.new_group()))
+        if inputs := join_runs.to_merge(runs, 2, 64 << 10):
+            merge = Merge.of(inputs, run_files, lambda: -1, 1)
+            while merge.write_next():
+                pass
+            runs = merge.replace_inputs(runs, -1)
         assert max(run.length for run in runs) <= 64 << 10
     assert len(runs) < 30
     assert sorted(time for run in runs for time in run.times.tolist()) == list(range(10_000))

@@ -114,8 +114,8 @@ class StateLimits:
     run_splits: int = 8
     #: Groups of files that are merged into one.
     fan: int = 4
-    #: Bytes of two fetched runs above which they are not merged; merging needs several times their size.
-    halved_bytes: int = 32 << 20
+    #: Bytes of fetched runs together above which they are not merged; merging needs several times their size.
+    merged_run_bytes: int = 32 << 20
     #: Pairs of rows that a join produces at a time.
     join_pairs: int = 65_536
 

@@ -25,7 +25,7 @@ from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.remote.range_fetcher import RangeFetcher
 from penstock.state.remote.remote_log import RemoteLog
 from penstock.state.spill import join_runs
-from penstock.state.spill.join_runs import Run, RunFiles
+from penstock.state.spill.join_runs import Merge, Run, RunFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -86,8 +86,13 @@ class RemoteSide:
             mine = np.flatnonzero(regions == region)
             run = Run.of(slots[mine], times[mine], [value.take(pa.array(mine)) for value in values])
             run_files = self.owner.run_files_by_region[region]
-            self.local[region].append(join_runs.written(run, index.view(), run_files, 0))
-            self.local[region] = join_runs.halved(self.local[region], run_files, self._cleaned)
+            local = self.local[region]
+            local.append(join_runs.written(run, index.view(), run_files, run_files.new_group()))
+            if inputs := join_runs.to_merge(local, 2, run_files.limits.merged_run_bytes):
+                merge = Merge.of(inputs, run_files, lambda: self._cleaned, 1)
+                while merge.write_next():
+                    pass
+                self.local[region] = merge.replace_inputs(local, self._cleaned)
         self.on_fetched(times)
 
     def _chosen(self, tables: Iterable[pa.Table], wanted: Callable[[I64], np.ndarray]) -> pa.RecordBatch | None:

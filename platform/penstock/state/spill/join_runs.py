@@ -13,7 +13,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,21 +102,6 @@ _HINTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SpilledRows:
-    """The place of a run in a file, and its keys, whose numbers are the slots of the run."""
-
-    keys: RunKeys
-    mapped: mmap.mmap
-    #: Offset in the file.
-    at: int
-    length: int
-
-    def release(self) -> None:
-        """Release the memory of pages that were read; they are read again on demand."""
-        self.mapped.madvise(mmap.MADV_DONTNEED, self.at, self.length)
-
-
 class _File:
     """A file without a name to which runs are appended."""
 
@@ -155,7 +140,13 @@ class RunFiles:
         self._folder, self._least, self._larger = folder, least, larger
         self._file: _File | None = None
         self._written = 0
+        self._groups = 0
         self.limits = limits
+
+    def new_group(self) -> int:
+        """Return the number of a new group of runs, which are merged together."""
+        self._groups += 1
+        return self._groups
 
     def close(self) -> None:
         """Stop writing; runs that are in use keep their files."""
@@ -178,8 +169,8 @@ class RunFiles:
         own_keys, own_rows = (_columns_at(found, place) for place in places)
         run_keys = RunKeys(keys.schema, own_keys[0].to_numpy(), own_keys[1:])
         slots, times = (column.to_numpy() for column in own_rows[:2])
-        file = SpilledRows(run_keys, mapped, at, len(found))
-        return Run(slots, times, own_rows[2:], 0, run.low, run.high, file, group, run.stop)
+        place = (mapped, at, len(found))
+        return Run(slots, times, own_rows[2:], 0, run.low, run.high, run_keys, place, group, run.stop)
 
     def _placed(self, data: memoryview) -> tuple[mmap.mmap, int]:
         try:
@@ -221,7 +212,10 @@ class Run:
     size: int
     low: int
     high: int
-    spilled: SpilledRows | None = None
+    #: For runs in files: the keys, whose numbers are the slots; None: the slots are those of the operator's index.
+    keys: RunKeys | None = None
+    #: For runs in files: the mapped file, and offset and length in it.
+    place: tuple[mmap.mmap, int, int] | None = None
     #: For runs in files: the number of the group they were written in.
     group: int = 0
     #: All row numbers of the rows are below this, those of later runs are not; 0: no segment has the rows.
@@ -240,11 +234,11 @@ class Run:
         size = int(slots.nbytes + times.nbytes) + sum(int(value.nbytes) for value in values)
         return cls(slots, times, values, size, int(times.min()), int(times.max()))
 
-    @property
-    def file(self) -> SpilledRows:
-        """The file of a run that has one."""
-        assert self.spilled is not None  # noqa: S101 - callers check `spilled`
-        return self.spilled
+    def release(self) -> None:
+        """Release the memory of a file's pages that were read; they are read again on demand."""
+        if self.place is not None:
+            mapped, at, length = self.place
+            mapped.madvise(mmap.MADV_DONTNEED, at, length)
 
     @property
     def saved(self) -> bool:
@@ -259,16 +253,16 @@ class Run:
     @property
     def length(self) -> int:
         """The bytes of the file."""
-        return 0 if self.spilled is None else self.spilled.length
+        return 0 if self.place is None else self.place[2]
 
     @property
     def clean_at(self) -> int:
         """The time at which to clean next: the middle of the times, or the last time of a file."""
-        return self.high if self.spilled is not None else self.low + (self.high - self.low) // 2
+        return self.high if self.keys is not None else self.low + (self.high - self.low) // 2
 
     def without(self, cleaned: int) -> Run | None:
         """Return the run without cleaned rows; a file is kept or dropped as a unit."""
-        if self.spilled is not None:
+        if self.keys is not None:
             return self if self.high > cleaned else None
         kept = self.times > cleaned
         if kept.all():
@@ -344,14 +338,14 @@ def slots_of(keys: RunKeys, numbers: I32, upsert: Callable[[KeyColumns, I64], I3
     return found
 
 
-def to_merge(runs: list[Run], fan: int) -> list[Run]:
+def to_merge(runs: list[Run], fan: int, most_bytes: int = 1 << 62) -> list[Run]:
     """Return the runs of neighbouring groups to merge, none much larger than the newer ones together.
 
-    Empty when there are fewer than `fan` groups.
+    Empty when there are fewer than `fan` groups that are not larger than `most_bytes` together.
     """
     groups: list[list[Run]] = []
     for run in runs:
-        if run.spilled is None:
+        if run.keys is None:
             continue
         if groups and groups[-1][0].group == run.group:
             groups[-1].append(run)
@@ -360,7 +354,7 @@ def to_merge(runs: list[Run], fan: int) -> list[Run]:
     sizes = [sum(run.length for run in group) for group in groups]
     for last in range(len(groups), fan - 1, -1):
         first, together = last - 1, sizes[last - 1]
-        while first > 0 and sizes[first - 1] <= 2 * together:
+        while first > 0 and sizes[first - 1] <= min(2 * together, most_bytes - together):
             first -= 1
             together += sizes[first]
         if last - first >= fan:
@@ -368,38 +362,57 @@ def to_merge(runs: list[Run], fan: int) -> list[Run]:
     return []
 
 
-def merged(
-    runs: list[Run], run_files: RunFiles, cleaned: Callable[[], int], files: int, group: int
-) -> Iterator[Run | None]:
+@dataclass(slots=True)
+class Merge:
+    """A merge of files into one group."""
+
+    inputs: list[Run]
+    made: Iterator[Run | None]
+    done: list[Run] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, inputs: list[Run], run_files: RunFiles, cleaned: Callable[[], int], files: int) -> Merge:
+        """Prepare to merge runs in files into one group of `files` files."""
+        return cls(inputs, _merged(inputs, run_files, cleaned, files))
+
+    def write_next(self) -> bool:
+        """Write one more file; return whether more may follow."""
+        for run in self.made:
+            if run is not None:
+                run.release()
+                self.done.append(run)
+            return True
+        return False
+
+    def replace_inputs(self, runs: list[Run], cleaned: int) -> list[Run]:
+        """Return runs with the merged files in place of their inputs, which a freeze may have saved since."""
+        old = {id(run) for run in self.inputs}
+        for run in self.done:
+            run.stop = max(run.stop for run in self.inputs)
+        place = next((at for at, run in enumerate(runs) if id(run) in old), 0)
+        kept = [run for run in runs if id(run) not in old]
+        return [*kept[:place], *(run for run in self.done if run.high > cleaned), *kept[place:]]
+
+
+def _merged(runs: list[Run], run_files: RunFiles, cleaned: Callable[[], int], files: int) -> Iterator[Run | None]:
     """Merge runs in files into one group of `files` files, and yield the new runs; None for an empty file.
 
     For one key and time, rows of earlier runs come first.
     """
+    every, group = [(run, run.keys) for run in runs if run.keys is not None], run_files.new_group()
     low, high = max(min(run.low for run in runs), cleaned() + 1), max(run.high for run in runs)
     for first, last in spans(low, high, files):
-        index, parts = KeyIndex(runs[0].file.keys.schema), []
-        for run in runs:
+        index, parts = KeyIndex(every[0][1].schema), []
+        for run, keys in every:
             if run.low > last or run.high < first:
                 continue
             rows = np.flatnonzero((run.times >= max(first, cleaned() + 1)) & (run.times <= last))
             if len(rows):
-                slots, chosen = slots_of(run.file.keys, run.slots[rows], index.upsert), pa.array(rows)
+                slots, chosen = slots_of(keys, run.slots[rows], index.upsert), pa.array(rows)
                 parts.append((slots, run.times[rows], [value.take(chosen) for value in run.values]))
         for run in runs:
-            run.file.release()
-        if not parts:
-            yield None
-            continue
-        yield written(joined(parts), index.view(), run_files, group)
-
-
-def halved(runs: list[Run], run_files: RunFiles, cleaned: int) -> list[Run]:
-    """Return runs in files, with the newest merged until each is over twice as large as the next, or large."""
-    runs, most = list(runs), run_files.limits.halved_bytes  # merging needs several times their size
-    while len(runs) > 1 and runs[-2].length <= min(2 * runs[-1].length, most - runs[-1].length):
-        last = [runs.pop(), runs.pop()]
-        runs += [run for run in merged(last[::-1], run_files, lambda: cleaned, 1, 0) if run is not None]
-    return runs
+            run.release()
+        yield written(joined(parts), index.view(), run_files, group) if parts else None
 
 
 def parts_of_time(runs: list[Run], piece: int, limits: StateLimits) -> int:

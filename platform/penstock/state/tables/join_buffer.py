@@ -20,7 +20,7 @@ from penstock.core.keygroup import ALL_HASHES
 from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW, keyed_batch, rows_of
 from penstock.state.spill import join_runs
-from penstock.state.spill.join_runs import Run, in_order
+from penstock.state.spill.join_runs import Merge, Run, in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource, FrozenTable
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.remote.remote_runs import RemoteRuns
-    from penstock.state.spill.join_runs import RunFiles, SpilledRows
+    from penstock.state.spill.join_runs import RunFiles
     from penstock.state.tables.key_space import KeySpace
 
 
@@ -54,7 +54,7 @@ class FrozenJoinRows:
         """Yield the rows that are not cleaned as columns of a segment, sorted by hash."""
         parts = []
         for run in self.runs:
-            keys: Keys = self.keys if run.spilled is None else run.spilled.keys
+            keys: Keys = self.keys if run.keys is None else run.keys
             kept = np.flatnonzero(run.times > self.cleaned)
             slots, chosen = run.slots[kept], pa.array(kept)
             numbers = (keys.hashes[slots], run.times[kept], run.first + kept)
@@ -88,8 +88,8 @@ class JoinBuffer:
         self.spec = source.spec
         self._state = state
         self._run_files = run_files
-        #: Files that were read, so their pages may be mapped.
-        self._read_files: list[SpilledRows] = []
+        #: Runs in files that were read, so their pages may be mapped.
+        self._read: list[Run] = []
         self._runs: list[Run] = []
         self._remote = None if remote is None else remote.follow(source)
         #: The number of the next row of a segment.
@@ -99,9 +99,9 @@ class JoinBuffer:
         #: Rows up to this time are removed, some of them only from the results.
         self._cleaned = MIN_TIMESTAMP
         self._tombstone_at = MIN_TIMESTAMP
-        self._merging: _Merging | None = None
-        #: The number of the last group of files, and whether groups may have to be merged.
-        self._groups, self._unmerged = 0, False
+        self._merging: Merge | None = None
+        #: Whether groups of files may have to be merged.
+        self._unmerged = False
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -120,12 +120,12 @@ class JoinBuffer:
             self._remote.owner.fetcher.ensure(np.unique(view.hashes[slots]))
         distinct = places = None
         for run in self.runs(int(lows.min()), int(highs.max())):
-            if run.spilled is None:
+            if run.keys is None:
                 yield run, np.arange(len(slots)), slots
                 continue
             if distinct is None or places is None:
                 distinct, places = in_order(view, slots)
-            own = run.file.keys.numbers_of(view, distinct)[places]
+            own = run.keys.numbers_of(view, distinct)[places]
             rows = np.flatnonzero(own >= 0)
             if len(rows):
                 yield run, rows, own[rows]
@@ -133,7 +133,7 @@ class JoinBuffer:
     def runs(self, low: int, high: int) -> tuple[Run, ...]:
         """Return the runs that may have rows in a span of time (inclusive)."""
         found = tuple(run for run in self._every if run.low <= high and run.high >= low)
-        self._read_files += [run.spilled for run in found if run.spilled is not None]
+        self._read += [run for run in found if run.keys is not None]
         return found
 
     @property
@@ -151,15 +151,15 @@ class JoinBuffer:
             self._remote.owner.fetch_span(low, high, part)
         for run in self.runs(low, high):
             first, stop = 0, len(run.times)
-            if run.spilled is not None:
-                first, stop = np.searchsorted(run.slots, run.file.keys.between(part)).tolist()
+            if run.keys is not None:
+                first, stop = np.searchsorted(run.slots, run.keys.between(part)).tolist()
             inside = (run.times[first:stop] >= low) & (run.times[first:stop] <= high)
-            if run.spilled is None and part != ALL_HASHES:
+            if run.keys is None and part != ALL_HASHES:
                 hashes = self._state.index.hashes[run.slots]
                 inside &= (hashes >= part.low) & (hashes <= part.high)
             if inside.any():
                 parts.append((run, first + np.flatnonzero(inside)))
-        if len(parts) == 1 and parts[0][0].spilled is None:
+        if len(parts) == 1 and parts[0][0].keys is None:
             run, rows = parts[0]
             return run if len(rows) == len(run.times) else run.taken(rows)
         return join_runs.joined([self._here(run, rows) for run, rows in parts]) if parts else None
@@ -167,8 +167,8 @@ class JoinBuffer:
     def _here(self, run: Run, rows: I64) -> tuple[I32, I64, list[pa.Array]]:
         """Return some rows of a run, with slots of the index."""
         slots, chosen = run.slots[rows], pa.array(rows)
-        if run.spilled is not None:
-            slots = join_runs.slots_of(run.file.keys, slots, self._state.upsert)
+        if run.keys is not None:
+            slots = join_runs.slots_of(run.keys, slots, self._state.upsert)
         return slots, run.times[rows], [value.take(chosen) for value in run.values]
 
     def file_bytes(self, low: int, high: int) -> int:
@@ -176,7 +176,7 @@ class JoinBuffer:
         total = 0
         for run in self._every:
             both = min(high, run.high) - max(low, run.low)
-            if run.spilled is not None and both >= 0:
+            if run.keys is not None and both >= 0:
                 total += run.length * (both + 1) // (run.high - run.low + 1)
         return total
 
@@ -187,9 +187,9 @@ class JoinBuffer:
             self._remote.owner.fetcher.ensure(hashes)
         found = []
         for run in self.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
-            own = slots if run.spilled is None else run.file.keys.numbers_of(view, slots)
+            own = slots if run.keys is None else run.keys.numbers_of(view, slots)
             mine = (run.slots == own[0]) & (run.times > self._cleaned)
-            if (in_memory or run.spilled is not None) and mine.any():
+            if (in_memory or run.keys is not None) and mine.any():
                 found.append(run.chosen(mine))
         times = np.concatenate([np.empty(0, np.int64), *(run.times for run in found)])
         order = np.argsort(times, kind="stable")[:most]
@@ -205,11 +205,11 @@ class JoinBuffer:
         hashes, counts = [own], [np.zeros(len(own), np.int64)]
         keys: list[Keys] = [self._state.index.view()]
         for run in self.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
-            if run.spilled is None:
+            if run.keys is None:
                 counts[0] += np.bincount(run.slots, minlength=len(own))
             else:
-                keys.append(run.file.keys)
-                hashes.append(run.file.keys.hashes)
+                keys.append(run.keys)
+                hashes.append(run.keys.hashes)
                 counts.append(np.bincount(run.slots, minlength=len(hashes[-1])))
         places = tuple(zip(keys, map(len, hashes), strict=True))
         return KeyCounts(np.concatenate(hashes), np.concatenate(counts), places)
@@ -268,7 +268,7 @@ class JoinBuffer:
     def close(self) -> None:
         """Drop all rows, so that no file is kept open."""
         self._merging = None
-        self._runs, self._read_files = [], []
+        self._runs, self._read = [], []
 
     # --- slots ------------------------------------------------------------------------------------------------------
 
@@ -276,13 +276,13 @@ class JoinBuffer:
         """Set the slots that have a row in memory, saved or not."""
         self._runs = [kept for run in self._runs if (kept := run.without(self._cleaned)) is not None]
         for run in self._runs:
-            if run.spilled is None:
+            if run.keys is None:
                 used[run.slots] = True
 
     def renumber(self, numbers: I32) -> None:
         """Renumber slots: slot s becomes `numbers[s]`; the order is kept, so runs stay sorted."""
         for run in self._runs:
-            if run.spilled is None:
+            if run.keys is None:
                 run.slots = numbers[run.slots]
 
     # --- files ------------------------------------------------------------------------------------------------------
@@ -292,22 +292,21 @@ class JoinBuffer:
         run_files, keys = self._run_files, self._state.index.view()
         if run_files is None or not 0 < max(least, 1) <= self.hot_bytes:
             return
-        self._groups += 1
-        runs, self._runs = self._runs, []
+        runs, self._runs, group = self._runs, [], run_files.new_group()
         for run in runs:  # in order of arrival: of rows with equal key and time the last one stays last
-            if run.spilled is not None:
+            if run.keys is not None:
                 self._runs.append(run)
             else:
-                self._runs += join_runs.spilled_to_files(run, keys, run_files, self._cleaned, self._groups)
+                self._runs += join_runs.spilled_to_files(run, keys, run_files, self._cleaned, group)
         self._unmerged = True
-        self._read_files += [run.spilled for run in self._runs if run.spilled is not None]
+        self._read += [run for run in self._runs if run.keys is not None]
         self.release()
 
     def release(self) -> None:
         """Unmap the pages of files that were read."""
-        read_files, self._read_files = self._read_files, []
-        for file in read_files:
-            file.release()
+        read, self._read = self._read, []
+        for run in read:
+            run.release()
 
     def merge_some(self, piece: int) -> None:
         """Continue merging groups of files, by one file of about `piece` bytes, if there are too many."""
@@ -318,10 +317,8 @@ class JoinBuffer:
             inputs = join_runs.to_merge(saved, fan) or join_runs.to_merge(added, fan)
             self._unmerged = bool(inputs)
             if inputs:
-                self._groups += 1
                 files = join_runs.parts_of_time(inputs, piece, run_files.limits)
-                made = join_runs.merged(inputs, run_files, lambda: self._cleaned, files, self._groups)
-                self._merging = _Merging(inputs, made, [])
+                self._merging = Merge.of(inputs, run_files, lambda: self._cleaned, files)
         if self._merging is not None and not self._merging.write_next():
             self._runs = self._merging.replace_inputs(self._runs, self._cleaned)
             self._merging = None
@@ -337,7 +334,7 @@ class JoinBuffer:
         while len(self._runs) > 1:
             last, new = self._runs[-2:]
             large = len(last.slots) > max(self._small_rows, 2 * len(new.slots)) or last.size + new.size > _MOST_BYTES
-            if large or last.spilled is not None or new.spilled is not None or last.saved != new.saved:
+            if large or last.keys is not None or new.keys is not None or last.saved != new.saved:
                 return
             kept = last.without(self._cleaned)
             if kept is not None:
@@ -372,30 +369,3 @@ class JoinBuffer:
         self._runs, self._merging = runs[len(gone) :], None
         self._remote.below = gone[-1].stop
         return True
-
-
-@dataclass(slots=True)
-class _Merging:
-    """A merge of files into one group."""
-
-    inputs: list[Run]
-    made: Iterator[Run | None]
-    done: list[Run]
-
-    def write_next(self) -> bool:
-        """Write one more file; return whether more may follow."""
-        for run in self.made:
-            if run is not None:
-                run.file.release()
-                self.done.append(run)
-            return True
-        return False
-
-    def replace_inputs(self, runs: list[Run], cleaned: int) -> list[Run]:
-        """Return runs with the merged files in place of their inputs, which a freeze may have saved since."""
-        old = {id(run) for run in self.inputs}
-        for run in self.done:
-            run.stop = max(run.stop for run in self.inputs)
-        place = next((at for at, run in enumerate(runs) if id(run) in old), 0)
-        kept = [run for run in runs if id(run) not in old]
-        return [*kept[:place], *(run for run in self.done if run.high > cleaned), *kept[place:]]
