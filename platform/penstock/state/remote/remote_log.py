@@ -6,7 +6,7 @@ the tiers of keys, timers, panes and join rows in the owner's thread; `base` in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.state.log.segment_columns import KEY_HASH, LAST_ACCESS
 from penstock.state.log.segment_file import RowGroup, SegmentFile, inside, runs_of
 from penstock.state.log.segment_log import covered
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 #: Runs functions, in parallel if it can, and returns their results in order.
 Gather: TypeAlias = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+
+
+_EVER = (MIN_TIMESTAMP, MAX_TIMESTAMP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,28 +104,31 @@ class RemoteLog:
             held += 1
         return np.array(split_points, np.int64)
 
-    def tables(self, ranges: Sequence[HashRange]) -> list[list[pa.Table]]:
-        """Return the visible rows in some hash ranges, of each durable segment, oldest first; see `files`."""
-        files = self.files()
-        return self.groups(files, _groups_within(files, ranges), ranges)
+    def spans(self) -> I64:
+        """Return the `SegmentFile.spans` of all durable segments; see `files`."""
+        return np.concatenate([np.empty((5, 0), np.int64), *(file.spans for file in self.files())], axis=1)
 
-    def current(
-        self,
-        ranges: Sequence[HashRange],
-        groups: Sequence[Sequence[RowGroup]] | None = None,
-        waiting: Collection[int] | None = None,
-    ) -> Iterator[pa.Table]:
+    def tables(self, ranges: Sequence[HashRange], times: tuple[int, int] = _EVER) -> list[list[pa.Table]]:
+        """Return the visible rows in some hash ranges, of each durable segment, oldest first; see `files`.
+
+        Row groups without a namespace between two `times` are not read.
+        """
+        return self._read(self.files(), ranges, self.source.log.tombstones, times)
+
+    def current(self, ranges: Sequence[HashRange], times: tuple[int, int] = _EVER) -> Iterator[pa.Table]:
         """Yield the rows of the log in some hash ranges, oldest first, also of segments that are not durable.
 
-        With `groups` only these row groups of each of the `files` are read, with `waiting` only these positions of
-        other segments.
+        `times` as for `tables`.
         """
         self.source.flush(spilled=True)
-        saved = iter(self.tables(ranges) if groups is None else self.groups(self.files(), groups, ranges))
+        near = None
+        if times != _EVER:
+            near = {place for place, low, high, _ in self.source.spans() if low <= times[1] and high >= times[0]}
+        saved = iter(self.tables(ranges, times))
         for entry in self.source.log.entries:
             if entry.segment is not None:
                 yield from next(saved)
-            elif waiting is None or entry.position in waiting:
+            elif near is None or entry.position in near:
                 yield from self.source.within(entry.position, ranges)
 
     def merged(self, tables: Iterable[pa.Table]) -> pa.Table:
@@ -130,24 +137,18 @@ class RemoteLog:
         rows = conformed(tables, schema)
         return newest_rows(rows, schema, keep_deleted=False) if rows.num_rows else rows
 
-    def groups(
-        self, files: Sequence[SegmentFile], chosen: Sequence[Sequence[RowGroup]], ranges: Sequence[HashRange]
-    ) -> list[list[pa.Table]]:
-        """Return the visible rows in some hash ranges of the chosen row groups of each file."""
-        return self._read(files, chosen, ranges, self.source.log.tombstones)
-
     def _read(
         self,
         files: Sequence[SegmentFile],
-        chosen: Sequence[Sequence[RowGroup]],
         ranges: Sequence[HashRange],
         tombstones: Sequence[Tombstone],
+        times: tuple[int, int] = _EVER,
     ) -> list[list[pa.Table]]:
         work: list[Callable[[], list[pa.Table]]] = []
         owner: list[int] = []
-        for number, (file, groups) in enumerate(zip(files, chosen, strict=True)):
-            clips = _clips(file, ranges)
-            for run in runs_of(groups, self.limits.run_bytes):
+        for number, file in enumerate(files):
+            clips = [clip for wanted in ranges if (clip := clip_of(file.segment, wanted)) is not None]
+            for run in runs_of(_groups_within(file, clips, times), self.limits.run_bytes):
                 work.append(partial(_decoded, file, run, clips, tombstones))
                 owner.append(number)
         tables: list[list[pa.Table]] = [[] for _ in files]
@@ -160,7 +161,7 @@ class RemoteLog:
         files, tombstones = self.files(), self.source.log.tombstones
 
         def read() -> Iterator[pa.Table]:
-            yield from chain.from_iterable(self._read(files, _groups_within(files, ranges), ranges, tombstones))
+            yield from chain.from_iterable(self._read(files, ranges, tombstones))
 
         return read
 
@@ -174,17 +175,14 @@ def one_by_one(work: Sequence[Callable[[], Any]]) -> list[Any]:
     return [piece() for piece in work]
 
 
-def _groups_within(files: Sequence[SegmentFile], ranges: Sequence[HashRange]) -> list[list[RowGroup]]:
-    """Return the row groups of each file that may have rows in some hash ranges."""
-    found = []
-    for file in files:
-        numbers = sorted({g.number for clip in _clips(file, ranges) for g in file.within(clip)})
-        found.append([file.groups[n] for n in numbers])
-    return found
-
-
-def _clips(file: SegmentFile, ranges: Sequence[HashRange]) -> list[HashRange]:
-    return [c for wanted in ranges if (c := clip_of(file.segment, wanted)) is not None]
+def _groups_within(file: SegmentFile, clips: Sequence[HashRange], times: tuple[int, int]) -> list[RowGroup]:
+    """Return the row groups of a file that may have rows in some hash ranges and between two times."""
+    numbers = sorted({group.number for clip in clips for group in file.within(clip)})
+    if times != _EVER:
+        low, high = file.spans[2:4]
+        near = (low <= times[1]) & (high >= times[0])
+        numbers = [number for number in numbers if near[number]]
+    return [file.groups[number] for number in numbers]
 
 
 def _decoded(

@@ -68,10 +68,6 @@ class RemoteSide:
         self._cleaned = up_to
         self.local = [[run for run in runs if run.high > up_to] for runs in self.local]
 
-    def spans(self) -> I64:
-        """Return lowest and highest hash, lowest and highest time and rows of every row group, one per column."""
-        return np.concatenate([np.empty((5, 0), np.int64), *(file.spans for file in self.log.files())], axis=1)
-
     def put(self, tables: Iterable[pa.Table], wanted: Callable[[I64], np.ndarray]) -> None:
         """Store rows of the log in local files; `wanted` selects them by hash."""
         rows = self._chosen(tables, wanted)
@@ -160,7 +156,7 @@ class RemoteRuns:
         low_hash, high_hash = max(part.low, self.regions[0].low), min(part.high, self.regions[-1].high)
         wanted = np.zeros(fetch_ranges.count + 1, np.int64)
         for side in self._sides:
-            hash_low, hash_high, first, last, _ = side.spans()
+            hash_low, hash_high, first, last, _ = side.log.spans()
             some = (last >= low) & (first <= high) & (hash_high >= low_hash) & (hash_low <= high_hash)
             np.add.at(wanted, fetch_ranges.of(np.maximum(hash_low[some], low_hash)), 1)
             np.add.at(wanted, fetch_ranges.of(np.minimum(hash_high[some], high_hash)) + 1, -1)
@@ -172,7 +168,7 @@ class RemoteRuns:
             return 0
         total = 0
         for side in self._sides:
-            _, _, first, last, rows = side.spans()
+            _, _, first, last, rows = side.log.spans()
             total += int(rows[(last >= low) & (first <= high)].sum())
         return total * _ROW_BYTES
 

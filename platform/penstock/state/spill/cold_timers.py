@@ -26,14 +26,13 @@ from penstock.state.log.segment_columns import NAMESPACE, keyed_batch
 from penstock.state.remote.remote_log import RemoteLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.row_spec import RowSpec
-    from penstock.state.log.segment_file import RowGroup, SegmentFile
     from penstock.state.spill.cold_records import SpillStore
 
 _PREFIX = 8
@@ -55,34 +54,18 @@ class DueTimers:
     more: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TimerSpan:
-    """Remote timers that are read together: first and last time, and an upper bound of their number.
-
-    They are in a row group, or in a segment that waits for its upload.
-    """
-
-    low: int
-    high: int
-    rows: int
-    position: int
-    file: SegmentFile | None = None
-    group: RowGroup | None = None
-
-
-def next_span(spans: Sequence[TimerSpan], begin: int, rows: int) -> int:
+def next_span(spans: I64, begin: int, rows: int) -> int:
     """Return the time up to which to read: about `rows` timers, and at least half of the spans completely.
 
-    `spans` are those with timers at `begin` or later, at least one.
+    `spans` has the first time, the last time and the number of timers of each row group or waiting segment with timers
+    at `begin` or later, one per column; at least one.
     """
-    ordered = sorted(spans, key=lambda span: span.low)
-    taken = 0
-    for number, span in enumerate(ordered):
-        if taken >= rows and span.low > begin:
-            highs = sorted(s.high for s in ordered[:number])
-            return max(span.low - 1, highs[number // 2])
-        taken += span.rows
-    return MAX_TIMESTAMP
+    lows, highs, counts = spans[:, np.argsort(spans[0], kind="stable")]
+    later = np.flatnonzero((np.cumsum(counts) - counts >= rows) & (lows > begin))
+    if len(later) == 0:
+        return MAX_TIMESTAMP
+    number = int(later[0])
+    return max(int(lows[number]) - 1, int(np.sort(highs[:number])[number // 2]))
 
 
 class ColdTimers:
@@ -238,10 +221,10 @@ class ColdTimers:
         """A lower bound of the times of remote timers; None: all timers are local; raises as `RemoteLog.files`."""
         if self._reached is not None and self._remote_least is None:
             spans = self._spans(self._reached)
-            if not spans:
+            if spans.size == 0:
                 self._reached = None
                 return None
-            self._remote_least = max(self._reached, min(span.low for span in spans))
+            self._remote_least = max(self._reached, int(spans[0].min()))
         return None if self._reached is None else self._remote_least
 
     def local_until(self, until: int) -> int:
@@ -264,27 +247,20 @@ class ColdTimers:
             return
         spans = self._spans(self._reached)
         until = next_span(spans, begin, log.limits.fetched_rows)
-        chosen = [span for span in spans if span.low <= until]
-        groups = [[s.group for s in chosen if s.file is file and s.group is not None] for file in log.files()]
-        waiting = {span.position for span in chosen if span.file is None}
-        index, slots, times = self._rows_of(log.current([log.source.hash_range], groups, waiting), begin, until)
+        tables = log.current([log.source.hash_range], (begin, until))
+        index, slots, times = self._rows_of(tables, begin, until)
         self._put(index.view(), slots, times)
-        self._reached = None if all(span.high <= until for span in spans) else until + 1
+        self._reached = None if spans[1].max() <= until else until + 1
         self._remote_least = None
 
-    def _spans(self, begin: int) -> list[TimerSpan]:
-        """Return the spans of remote timers, which are at `begin` or later."""
-        log, found = self._log, list[TimerSpan]()
-        if log is None:
-            return found
-        log.source.flush(spilled=True)
-        for file in log.files():
-            if file.segment.namespace_max < begin:
-                continue
-            for group, low, high in zip(file.groups, *file.spans[2:4].tolist(), strict=True):
-                found.append(TimerSpan(low, high, group.rows, file.segment.position, file, group))
-        found += [TimerSpan(low, high, rows, position) for position, low, high, rows in log.source.spans()]
-        return [span for span in found if span.high >= begin and span.low <= span.high]
+    def _spans(self, begin: int) -> I64:
+        """Return the spans of remote timers, which are at `begin` or later, as for `next_span`."""
+        assert self._log is not None  # noqa: S101 - callers check it
+        source = self._log.source
+        source.flush(spilled=True)
+        waiting = np.array([span for _, *span in source.spans()], np.int64).reshape(-1, 3).T
+        spans = np.concatenate([self._log.spans()[2:], waiting], axis=1)
+        return spans[:, (spans[1] >= begin) & (spans[0] <= spans[1])]
 
     def _rows_of(self, tables: Iterable[pa.Table], begin: int, until: int = MAX_TIMESTAMP) -> tuple[KeyIndex, I32, I64]:
         """Return the timers of the log between two times that have not fired: an index of keys, slots and times."""
