@@ -23,11 +23,10 @@ from penstock.core.schema import schema_from_text
 from penstock.state.cells.accumulators import PaneTableSpec
 from penstock.state.log.compaction import CompactionJob
 from penstock.state.log.frozen import FrozenSource, FrozenTable
-from penstock.state.log.log_delta import LogDelta, log_delta
 from penstock.state.log.row_spec import SESSION_TIMERS, TIMERS, RowSpec
 from penstock.state.log.segment_columns import DELETED, StateSpec
 from penstock.state.log.segment_file import AscendingReader, SegmentFile
-from penstock.state.log.segment_log import LogView, SegmentLog
+from penstock.state.log.segment_log import LogDelta, LogView, SegmentLog, log_delta
 from penstock.state.log.segments import clip_of, merge_segments, read_visible, slices_of_keys
 from penstock.state.log.ttl import TtlClock
 from penstock.state.memory.budget import EvictionPolicy

@@ -6,7 +6,7 @@ from tests.unit.state.test_segment_log import segment
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.snapshot import KeyedStateSnapshot, Tombstone
-from penstock.state.log.log_delta import LogDelta, log_delta
+from penstock.state.log.segment_log import LogDelta, log_delta
 
 
 def part(*segments, stones=(), low=0, high=9, schema="s"):
