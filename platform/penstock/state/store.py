@@ -21,8 +21,7 @@ from penstock.core.evolution import (
 )
 from penstock.core.schema import schema_from_text
 from penstock.state.cells.accumulators import PaneTableSpec
-from penstock.state.log.compaction import CompactionJob
-from penstock.state.log.frozen import FrozenSource, FrozenTable
+from penstock.state.log.frozen import CompactionJob, FrozenSource, FrozenTable
 from penstock.state.log.row_spec import SESSION_TIMERS, TIMERS, RowSpec
 from penstock.state.log.segment_columns import DELETED, StateSpec
 from penstock.state.log.segment_file import AscendingReader, SegmentFile

@@ -7,7 +7,7 @@ import pytest
 from tests.support.sizes import TINY
 
 from penstock.core.snapshot import FileRef
-from penstock.state.log.compaction import CompactionJob
+from penstock.state.log.frozen import CompactionJob
 from penstock.state.log.row_spec import RowSpec
 from penstock.state.log.segment_file import SegmentFile
 from penstock.state.log.segments import SegmentWriter

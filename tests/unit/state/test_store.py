@@ -11,7 +11,7 @@ from penstock.core.keygroup import hash_range_of
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import fixed_column, key_columns
 from penstock.state.cells.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
-from penstock.state.log import compaction as merging
+from penstock.state.log import frozen as merging
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.memory.limits import PRODUCTION
 

@@ -1,6 +1,6 @@
-"""The frozen state of one barrier, and the segments of a log that are frozen but not durable.
+"""The frozen state of one barrier, the segments of a log that are not durable, and the compaction of durable ones.
 
-Made by a table's `freeze` in the owner's thread; only `encode` may run elsewhere.
+Made by `state.store` and a table's `freeze` in the owner's thread; only `encode` and a compaction may run elsewhere.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.elements import MIN_TIMESTAMP
+from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
-from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE
-from penstock.state.log.segment_file import SegmentFile
-from penstock.state.log.segments import EncodedSegment, SegmentWriter, mapped, newest_rows
+from penstock.state.log.segment_columns import NAMESPACE
+from penstock.state.log.segment_file import SegmentFile, rows_within
+from penstock.state.log.segments import EncodedSegment, SegmentWriter, mapped, merge_segments, newest_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -95,9 +95,7 @@ class GatheredRows:
 
 def _within(part: pa.Table, span: HashRange, hidden: int) -> pa.Table:
     """Return the rows in a hash range, of later namespaces than `hidden`."""
-    hashes = part.column(KEY_HASH).to_numpy()
-    first, stop = np.searchsorted(hashes, span.low), np.searchsorted(hashes, span.high, side="right")
-    found = part.slice(first, stop - first)
+    found = rows_within(part, span)
     return found if hidden == MIN_TIMESTAMP else found.filter(pc.field(NAMESPACE) > hidden)
 
 
@@ -412,3 +410,37 @@ class FrozenSource(Generic[SpecT_co]):
     def _undurable(self) -> list[FrozenSegment]:
         self._segments = [segment for segment in self._segments if not segment.durable]
         return self._segments
+
+
+class CompactionJob:
+    """A run of committed segments of one tier to be merged.
+
+    Call `run` in the background, then `KeyedState.compacted` in the owner's thread.
+    """
+
+    def __init__(self, source: FrozenSource[StateSpec], inputs: tuple[Segment, ...], tier: int, folder: Path) -> None:
+        """Record the tombstones of this moment; later ones hide rows of the merged segment by their position."""
+        self.state = source.state
+        self._folder = folder
+        self._limits = source.limits
+        #: The segments that are merged, oldest first.
+        self.inputs = inputs
+        self._tier = tier
+        self._schema = source.spec.segment_schema
+        self._tombstones = source.log.tombstones
+        self._oldest = source.log.is_oldest(inputs)
+        self._expired = source.deadline
+        self.result: EncodedSegment | None = None
+
+    def run(self, read: Callable[[FileRef], bytes]) -> EncodedSegment:
+        """Read, merge and encode, one hash range at a time; the result gets the position of the newest input."""
+        files = [SegmentFile(segment, read, self._limits) for segment in self.inputs]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        position, limits = self.inputs[-1].position, self._limits
+        keep_deleted, expired = not self._oldest, self._expired
+        merged = merge_segments(
+            files, self._tombstones, self._schema, within=ALL_HASHES, keep_deleted=keep_deleted, expired=expired
+        )
+        writer = SegmentWriter(self._schema, position, self._tier, folder=self._folder, limits=limits)
+        self.result = writer.write(merged)
+        return self.result

@@ -18,7 +18,7 @@ from penstock.task.chain.uploader import Part, Uploader
 
 if TYPE_CHECKING:
     from penstock.checkpoint.local_copies import StateFiles
-    from penstock.state.log.compaction import CompactionJob
+    from penstock.state.log.frozen import CompactionJob
     from penstock.state.remote.range_fetcher import BackgroundFetch
     from penstock.state.store import KeyedState
 
