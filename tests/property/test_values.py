@@ -12,7 +12,7 @@ from tests.support.depth import examples
 from penstock.kernels.aggregates.merge import MAX_V, MIN_V, keep_extremes, merge_cells
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.cells.value_heap import ValueHeap, take_values
-from penstock.state.spill.cold_panes import CellRecords
+from penstock.state.tiers.cold_panes import CellRecords
 
 TEXTS = st.text(max_size=20) | st.sampled_from(
     ["", "a\0", "a", "abcdefgh", "abcdefgh\0", "abcdefghi", "ä", "\U0001f600"]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.support.sizes import given
 
-from penstock.state.remote.range_fetcher import RangeFetcher
-from penstock.state.spill.cold_timers import ColdTimers
+from penstock.state.tiers.cold_timers import ColdTimers
+from penstock.state.tiers.range_fetcher import RangeFetcher
 
 ROOT = str(Path(__file__).resolve().parents[2])
 if ROOT not in sys.path:

@@ -18,8 +18,8 @@ from tests.support.memory import folder_in_memory
 from penstock.checkpoint.local_copies import LocalCopies
 from penstock.state.log.frozen import FrozenSegment, FrozenSource
 from penstock.state.panes.pane_table import PaneTable
-from penstock.state.remote.range_fetcher import RangeFetcher
 from penstock.state.state_backend import StateBackend
+from penstock.state.tiers.range_fetcher import RangeFetcher
 from penstock.task.drive.subtask import Subtask
 from penstock.task.drive.waiting_rows import WaitingRows
 

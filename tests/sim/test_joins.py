@@ -15,9 +15,9 @@ from tests.support.sizes import given, sizes
 
 import penstock as ps
 from penstock.eventtime.windows import sliding_windows
-from penstock.state.remote.range_fetcher import RangeFetcher
-from penstock.state.remote.remote_runs import RemoteSide
 from penstock.state.tables.join_buffer import JoinBuffer
+from penstock.state.tiers.range_fetcher import RangeFetcher
+from penstock.state.tiers.remote_runs import RemoteSide
 
 _LOWER, _UPPER = -20_000, 15_000
 

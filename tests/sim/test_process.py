@@ -15,10 +15,10 @@ from tests.sim.world import World
 from tests.support.sizes import sizes
 
 import penstock as ps
-from penstock.state.spill.cold_timers import ColdTimers
 from penstock.state.tables.collection_table import CollectionTable
 from penstock.state.tables.timer_table import TimerTable
 from penstock.state.tables.value_table import ValueTable
+from penstock.state.tiers.cold_timers import ColdTimers
 
 
 class Total(NamedTuple):

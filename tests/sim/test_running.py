@@ -13,8 +13,8 @@ from tests.sim.world import World
 from tests.support.sizes import given, sizes
 
 import penstock as ps
-from penstock.state.remote.range_fetcher import RangeFetcher
-from penstock.state.remote.remote_panes import RemotePanes
+from penstock.state.tiers.range_fetcher import RangeFetcher
+from penstock.state.tiers.remote_panes import RemotePanes
 
 
 class RunningPlan(Plan):

@@ -16,7 +16,7 @@ from tests.sim.faults import COPY_DAMAGED
 
 from penstock.network.simulated_network import MemoryNetwork
 from penstock.rpc import messages as msg
-from penstock.state.remote.range_fetcher import BackgroundFetch
+from penstock.state.tiers.range_fetcher import BackgroundFetch
 from penstock.task.chain.background import SlowCalls
 from penstock.task.chain.environment import TaskEnvironment
 from penstock.task.drive.runtime import TaskRuntime

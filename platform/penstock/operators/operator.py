@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from penstock.eventtime.split_watermarks import SplitWatermarks
     from penstock.graph.job_graph import OperatorSpec
     from penstock.state.log.frozen import FrozenTable
-    from penstock.state.remote.range_fetcher import RangeFetcher
     from penstock.state.store import KeyedState
+    from penstock.state.tiers.range_fetcher import RangeFetcher
 
 
 class Collector(Protocol):

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.kernels.keys.key_types import is_fixed
 from penstock.state.keys.key_index import plain_key_schema
 from penstock.state.memory.limits import PRODUCTION, StateLimits
-from penstock.state.remote.remote_log import Gather, Reader, one_by_one
-from penstock.state.remote.remote_panes import ColdPaneStore, RemotePanes
-from penstock.state.remote.remote_runs import RemoteRuns
-from penstock.state.spill.cold_panes import ColdFileStore, LocalPaneStore, SortedColdStore
-from penstock.state.spill.cold_records import SpillStore
-from penstock.state.spill.join_runs import RunFiles
-from penstock.state.spill.rocksdb import RocksStore, SortedStore, require
+from penstock.state.tiers.cold_panes import ColdFileStore, LocalPaneStore, SortedColdStore
+from penstock.state.tiers.cold_records import SpillStore
+from penstock.state.tiers.join_runs import RunFiles
+from penstock.state.tiers.remote_log import Gather, Reader, one_by_one
+from penstock.state.tiers.remote_panes import ColdPaneStore, RemotePanes
+from penstock.state.tiers.remote_runs import RemoteRuns
+from penstock.state.tiers.rocksdb import RocksStore, SortedStore, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.state.cells.accumulators import PaneTableSpec
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.memory.budget import MemoryBudget
-    from penstock.state.remote.range_fetcher import RangeFetcher
+    from penstock.state.tiers.range_fetcher import RangeFetcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

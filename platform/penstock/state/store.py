@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyCounts
     from penstock.state.log.row_spec import Migration
     from penstock.state.log.ttl import Ttl
-    from penstock.state.remote.range_fetcher import BackgroundFetch
     from penstock.state.state_backend import KeyedStateRequest
     from penstock.state.tables.session_table import SessionRule, SessionTable
+    from penstock.state.tiers.range_fetcher import BackgroundFetch
 
 #: The timers of remote sessions; local ones have none.
 _SESSION_TIMERS = TIMERS + SESSION_TIMERS

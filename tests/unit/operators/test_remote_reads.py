@@ -21,10 +21,10 @@ from penstock.core.snapshot import FileRef
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
 from penstock.state.memory.budget import MemoryBudget
-from penstock.state.remote import remote_panes as remote
-from penstock.state.spill.rocksdb import LocalBytes
 from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
+from penstock.state.tiers import remote_panes as remote
+from penstock.state.tiers.rocksdb import LocalBytes
 
 ROWS = pa.schema([pa.field("k", pa.int64()), pa.field(TS_COLUMN, pa.int64(), nullable=False)])
 OUTPUT = pa.schema([("k", pa.int64()), ("n", pa.int64())])

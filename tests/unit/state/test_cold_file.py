@@ -15,8 +15,8 @@ from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.keys.key_index import KeyIndex
-from penstock.state.spill import cold_panes as module
-from penstock.state.spill.cold_panes import ColdFileStore
+from penstock.state.tiers import cold_panes as module
+from penstock.state.tiers.cold_panes import ColdFileStore
 
 KEYS = pa.schema([pa.field("a", pa.int64()), pa.field("b", pa.int32())])
 SPEC = PaneTableSpec(KEYS, (AccumulatorSpec("total", "int64", "sum"),), single_pane=True)

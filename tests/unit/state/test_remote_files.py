@@ -11,9 +11,9 @@ from penstock.core.snapshot import FileRef
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.memory.limits import PRODUCTION
-from penstock.state.remote.remote_log import one_by_one
 from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
+from penstock.state.tiers.remote_log import one_by_one
 
 SPEC = PaneTableSpec(
     pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),), single_pane=True

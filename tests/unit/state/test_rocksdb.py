@@ -10,9 +10,9 @@ from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys
-from penstock.state.spill import rocksdb
-from penstock.state.spill.cold_panes import SortedColdStore
-from penstock.state.spill.rocksdb import RocksStore
+from penstock.state.tiers import rocksdb
+from penstock.state.tiers.cold_panes import SortedColdStore
+from penstock.state.tiers.rocksdb import RocksStore
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ from penstock.operators.process.collection_binding import MapCodec, ObjectCodec
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.memory.budget import EvictionPolicy, MemoryBudget
 from penstock.state.memory.limits import PRODUCTION, StateLimits
-from penstock.state.spill.cold_records import KeyRows, RowPacker, SpillStore
-from penstock.state.spill.cold_timers import ColdTimers
 from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
+from penstock.state.tiers.cold_records import KeyRows, RowPacker, SpillStore
+from penstock.state.tiers.cold_timers import ColdTimers
 
 KEYS = pa.schema([pa.field("k", pa.int64())])
 COLUMNS = {

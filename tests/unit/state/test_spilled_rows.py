@@ -20,10 +20,10 @@ from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.memory.budget import MemoryBudget
-from penstock.state.spill import join_runs
-from penstock.state.spill.join_runs import Merge, Run, RunFiles, RunKeys
 from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
+from penstock.state.tiers import join_runs
+from penstock.state.tiers.join_runs import Merge, Run, RunFiles, RunKeys
 
 LIMIT = 8 << 20
 ONE = RunKeys(pa.schema([pa.field("k", pa.int64())]), np.array([7]), [pa.array([1])])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from penstock.core.elements import Batch
     from penstock.operators.operator import Collector, OperatorContext
-    from penstock.state.spill.join_runs import Run
+    from penstock.state.tiers.join_runs import Run
 
 
 class IntervalJoinOperator(JoinOperator):

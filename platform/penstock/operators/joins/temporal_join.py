@@ -17,7 +17,7 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.operators.joins.join_operator import JoinOperator, JoinOutput, JoinState, OutputQueue
 from penstock.operators.joins.join_schema import parse_sides, temporal_join_schema, validate_temporal_join, value_fields
 from penstock.operators.operator import Capabilities
-from penstock.state.spill.join_runs import Run
+from penstock.state.tiers.join_runs import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

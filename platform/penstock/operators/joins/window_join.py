@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.eventtime.windows import TimeWindow
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.operators.operator import Collector, OperatorContext
-    from penstock.state.spill.join_runs import Run
+    from penstock.state.tiers.join_runs import Run
 
 
 class WindowJoinOperator(JoinOperator):

@@ -1,7 +1,7 @@
 """Byte keys of a cold store: `pane | hash | key columns`, ordered so that panes and hashes are ranges.
 
 Pane and hash are big-endian with the sign bit flipped; fixed-width key columns follow as (valid, 8 bytes), then bytes
-as (length, data). Used by the cold stores of `state.spill`.
+as (length, data). Used by the cold stores of `state.tiers`.
 """
 
 from __future__ import annotations

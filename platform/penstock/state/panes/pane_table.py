@@ -35,7 +35,7 @@ from penstock.state.log.segment_file import inside
 from penstock.state.memory.budget import EvictionPolicy
 from penstock.state.memory.limits import PRODUCTION
 from penstock.state.memory.slot_arrays import pieces, with_room
-from penstock.state.remote.remote_panes import ColdPaneStore, RemotePanes
+from penstock.state.tiers.remote_panes import ColdPaneStore, RemotePanes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.frozen import FrozenSegment, FrozenSource, FrozenTable
     from penstock.state.memory.budget import MemoryBudget
-    from penstock.state.remote.range_fetcher import RangeFetcher
-    from penstock.state.spill.cold_panes import ColdFileStore
+    from penstock.state.tiers.cold_panes import ColdFileStore
+    from penstock.state.tiers.range_fetcher import RangeFetcher
 
 
 #: Bytes that eviction needs for each evicted key: slot, hash, position in the order and a copy.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSegment, FrozenSource, FrozenTable
     from penstock.state.log.ttl import Ttl
     from penstock.state.memory.budget import MemoryBudget
-    from penstock.state.remote.remote_panes import ColdPaneStore
+    from penstock.state.tiers.remote_panes import ColdPaneStore
 
 
 class RunningTable(PaneTable):

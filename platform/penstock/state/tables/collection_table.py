@@ -21,8 +21,8 @@ from penstock.state.log.segment_columns import DELETED, keyed_batch
 from penstock.state.log.segments import last_entries
 from penstock.state.log.ttl import EntryStamps
 from penstock.state.memory.slot_arrays import pieces, with_room
-from penstock.state.spill.cold_records import KeyRows
 from penstock.state.tables.changes import ChangeLog
+from penstock.state.tiers.cold_records import KeyRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

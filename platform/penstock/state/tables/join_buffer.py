@@ -19,8 +19,8 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.keygroup import ALL_HASHES
 from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW, keyed_batch, rows_of
-from penstock.state.spill import join_runs
-from penstock.state.spill.join_runs import Merge, Run, in_order
+from penstock.state.tiers import join_runs
+from penstock.state.tiers.join_runs import Merge, Run, in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import Keys, KeyView
     from penstock.state.log.frozen import FrozenSource, FrozenTable
     from penstock.state.log.row_spec import RowSpec
-    from penstock.state.remote.remote_runs import RemoteRuns
-    from penstock.state.spill.join_runs import RunFiles
     from penstock.state.tables.key_space import KeySpace
+    from penstock.state.tiers.join_runs import RunFiles
+    from penstock.state.tiers.remote_runs import RemoteRuns
 
 
 @dataclass(frozen=True)

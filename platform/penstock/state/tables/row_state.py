@@ -24,12 +24,12 @@ from penstock.state.log.row_spec import SESSION_TIMERS, TIMERS, RowSpec
 from penstock.state.log.segment_columns import LAST_ACCESS
 from penstock.state.memory.budget import EvictionPolicy
 from penstock.state.memory.slot_arrays import pieces, renumbering, with_room
-from penstock.state.spill.cold_records import RowPacker
 from penstock.state.tables.collection_table import CollectionTable
 from penstock.state.tables.join_buffer import JoinBuffer
 from penstock.state.tables.session_table import SessionTable
 from penstock.state.tables.timer_table import TimerTable
 from penstock.state.tables.value_table import ValueTable
+from penstock.state.tiers.cold_records import RowPacker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.row_spec import Migration
     from penstock.state.log.ttl import Ttl
-    from penstock.state.remote.range_fetcher import RangeFetcher
-    from penstock.state.remote.remote_runs import RemoteRuns
-    from penstock.state.spill.cold_records import KeyRows, SpillStore
-    from penstock.state.spill.join_runs import RunFiles
     from penstock.state.tables.collection_table import EntryCodec
     from penstock.state.tables.session_table import SessionRule
+    from penstock.state.tiers.cold_records import KeyRows, SpillStore
+    from penstock.state.tiers.join_runs import RunFiles
+    from penstock.state.tiers.range_fetcher import RangeFetcher
+    from penstock.state.tiers.remote_runs import RemoteRuns
 
 #: A sweep of lists and maps for expired rows checks one key in this many: looking at one takes longer than at a value.
 _SWEEP_PART = 8

@@ -31,7 +31,7 @@ from penstock.state.cells.value_heap import ValueHeap
 from penstock.state.log.segment_columns import NAMESPACE
 from penstock.state.memory.slot_arrays import with_room
 from penstock.state.panes.pane_table import FrozenPanes, PaneTable, merged_cells
-from penstock.state.spill.cold_records import KeyRows
+from penstock.state.tiers.cold_records import KeyRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from penstock.state.cells.accumulators import PaneTableSpec
     from penstock.state.keys.key_index import KeyIndex
     from penstock.state.log.frozen import FrozenSource, FrozenTable
-    from penstock.state.remote.range_fetcher import RangeFetcher
     from penstock.state.tables.key_space import KeySpace
     from penstock.state.tables.timer_table import TimerTable
+    from penstock.state.tiers.range_fetcher import RangeFetcher
 
 
 @dataclass(frozen=True, slots=True)

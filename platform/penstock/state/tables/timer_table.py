@@ -11,8 +11,8 @@ import pyarrow as pa
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.segment_columns import DELETED, NAMESPACE, keyed_batch, segment_table
-from penstock.state.spill.cold_timers import ColdTimers
 from penstock.state.tables.changes import ChangeLog
+from penstock.state.tiers.cold_timers import ColdTimers
 
 if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32, I64

@@ -19,7 +19,7 @@ from penstock.state.keys.column_store import FixedStore, grown, new_store
 from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.segment_columns import DELETED, keyed_batch, segment_table
 from penstock.state.memory.slot_arrays import with_room
-from penstock.state.spill.cold_records import KeyRows
+from penstock.state.tiers.cold_records import KeyRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

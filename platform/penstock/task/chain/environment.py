@@ -25,7 +25,7 @@ from penstock.rpc.messages import (
     WorkerReport,
 )
 from penstock.state.memory.limits import PRODUCTION, StateLimits
-from penstock.state.remote.remote_log import Gather, one_by_one
+from penstock.state.tiers.remote_log import Gather, one_by_one
 from penstock.task.chain.background import Background, SlowCalls
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from penstock.task.chain.uploader import Part, Uploader
 if TYPE_CHECKING:
     from penstock.checkpoint.local_copies import StateFiles
     from penstock.state.log.frozen import CompactionJob
-    from penstock.state.remote.range_fetcher import BackgroundFetch
     from penstock.state.store import KeyedState
+    from penstock.state.tiers.range_fetcher import BackgroundFetch
 
 
 @dataclass(slots=True)

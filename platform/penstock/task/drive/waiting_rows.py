@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.kernels.compiler.compile import I64, Mask
-    from penstock.state.remote.range_fetcher import RangeFetcher
+    from penstock.state.tiers.range_fetcher import RangeFetcher
     from penstock.task.chain.chain import ChainLink
 
 

@@ -24,9 +24,9 @@ from penstock.state.keys.sorted_keys import bound, bounds, encode_keys, second_n
 from penstock.state.log.row_spec import RowSpec
 from penstock.state.log.segment_columns import keyed_batch
 from penstock.state.memory.limits import PRODUCTION, StateLimits
-from penstock.state.remote.range_fetcher import RangeFetcher
-from penstock.state.remote.remote_log import RemoteLog
-from penstock.state.spill.rocksdb import RECORD_BYTES, LocalBytes
+from penstock.state.tiers.range_fetcher import RangeFetcher
+from penstock.state.tiers.remote_log import RemoteLog
+from penstock.state.tiers.rocksdb import RECORD_BYTES, LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from penstock.state.cells.accumulators import PaneTableSpec
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.frozen import FrozenSource
-    from penstock.state.remote.remote_log import Reader
-    from penstock.state.spill.rocksdb import SortedStore
+    from penstock.state.tiers.remote_log import Reader
+    from penstock.state.tiers.rocksdb import SortedStore
 
 #: A record of a key from its parts, and back; parts of states that were added later are missing.
 _ENCODED, _PARTED = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(list[bytes]).decode

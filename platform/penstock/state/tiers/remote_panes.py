@@ -14,9 +14,9 @@ from penstock.core.evolution import conform_table
 from penstock.core.keygroup import ALL_HASHES
 from penstock.state.cells.pane_memory import HotPanes, PaneCells, table_to_rows
 from penstock.state.log.segment_columns import NAMESPACE
-from penstock.state.remote.range_fetcher import RangeFetcher
-from penstock.state.remote.remote_log import RemoteLog
-from penstock.state.spill.cold_panes import LocalPaneStore
+from penstock.state.tiers.cold_panes import LocalPaneStore
+from penstock.state.tiers.range_fetcher import RangeFetcher
+from penstock.state.tiers.remote_log import RemoteLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.segment_file import SegmentFile
-    from penstock.state.remote.remote_log import Reader
-    from penstock.state.spill.cold_panes import ColdFileStore
+    from penstock.state.tiers.cold_panes import ColdFileStore
+    from penstock.state.tiers.remote_log import Reader
 
 
 def _read_namespaces(file: SegmentFile) -> set[int]:

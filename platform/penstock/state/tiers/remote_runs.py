@@ -22,10 +22,10 @@ from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW
 from penstock.state.log.segments import conformed
 from penstock.state.memory.limits import PRODUCTION, StateLimits
-from penstock.state.remote.range_fetcher import RangeFetcher
-from penstock.state.remote.remote_log import RemoteLog
-from penstock.state.spill import join_runs
-from penstock.state.spill.join_runs import Merge, Run, RunFiles
+from penstock.state.tiers import join_runs
+from penstock.state.tiers.join_runs import Merge, Run, RunFiles
+from penstock.state.tiers.range_fetcher import RangeFetcher
+from penstock.state.tiers.remote_log import RemoteLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.segment_file import SegmentFile
-    from penstock.state.remote.remote_log import Reader
+    from penstock.state.tiers.remote_log import Reader
 
 #: A new file of a region takes one part in this many of the bytes written before.
 _LARGER = 2

@@ -2,7 +2,7 @@
 
 It is a spill area, so the write-ahead log is off and the folder is removed at the end. All stores of one process share
 one block cache and one write-buffer manager. For remote state the bytes of its records are counted by region. Opened by
-`state.state_backend`, called through `state.spill.cold_panes` and `state.spill.cold_records`.
+`state.state_backend`, called through `state.tiers.cold_panes` and `state.tiers.cold_records`.
 """
 
 from __future__ import annotations

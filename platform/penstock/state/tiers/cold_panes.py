@@ -30,7 +30,7 @@ from penstock.state.keys.column_store import FixedStore
 from penstock.state.keys.sorted_keys import bound, bounds, decode_keys, encode_keys
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.memory.slot_arrays import pieces
-from penstock.state.spill.rocksdb import RECORD_BYTES, LocalBytes
+from penstock.state.tiers.rocksdb import RECORD_BYTES, LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.state.cells.pane_memory import PaneCells
     from penstock.state.cells.value_heap import ValueHeap
     from penstock.state.keys.key_index import KeyView
-    from penstock.state.spill.rocksdb import SortedStore
+    from penstock.state.tiers.rocksdb import SortedStore
 
 _FIRST_RECORDS = 8192
 #: Highest load factor; above it the file is made twice as large.

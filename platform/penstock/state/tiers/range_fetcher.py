@@ -2,8 +2,8 @@
 
 A fetch range is a hash range of about a row group. Fetch ranges are grouped in regions; a region is dropped as a unit
 when local space runs short. This is the one mechanism of all remote tables: panes, keys and join rows say how their
-rows are read, stored and dropped. Called by `state.remote.remote_panes`, `state.spill.cold_records` and
-`state.remote.remote_runs` in the owner's thread.
+rows are read, stored and dropped. Called by `state.tiers.remote_panes`, `state.tiers.cold_records` and
+`state.tiers.remote_runs` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.kernels.compiler.compile import I64, Mask
     from penstock.state.memory.limits import StateLimits
-    from penstock.state.remote.remote_log import RemoteLog
+    from penstock.state.tiers.remote_log import RemoteLog
 
 
 class FetchRanges:

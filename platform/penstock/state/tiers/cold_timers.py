@@ -23,7 +23,7 @@ from penstock.core.keygroup import HashRange
 from penstock.state.keys.key_index import KeyIndex, columns_of
 from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys, second_numbers
 from penstock.state.log.segment_columns import NAMESPACE, keyed_batch
-from penstock.state.remote.remote_log import RemoteLog
+from penstock.state.tiers.remote_log import RemoteLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.row_spec import RowSpec
-    from penstock.state.spill.cold_records import SpillStore
+    from penstock.state.tiers.cold_records import SpillStore
 
 _PREFIX = 8
 #: Timers that a query reads between two checks of its limit.

@@ -1,1 +1,0 @@
-"""State in the object store, fetched by ranges; used by tables of the `remote` backend."""

@@ -1,1 +1,0 @@
-"""State on the local disk; used by tables that evict keys."""
