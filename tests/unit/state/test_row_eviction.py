@@ -447,6 +447,26 @@ def slots_of(rows, keys):
     return rows.upsert(key_columns(batch, ("k",)), hash_columns(batch, ("k",))).copy()
 
 
+def test_a_query_finds_remote_state_without_what_was_removed_in_memory(tmp_path):
+    world = World(tmp_path, 1 << 30)
+    store, rows, table = world.open(state_backend="remote")
+    timers, keys = rows.timers("event"), pa.array(range(100), pa.int64())
+    add(rows, table, keys, 5)
+    slots = slots_of(rows, keys)
+    for time in (20, 40):
+        timers.change(slots, np.full(len(slots), time), np.zeros(len(slots), np.bool_))
+    saved = world.save(store)
+    store.close()
+    store, rows, table = world.open(saved, state_backend="remote")
+    timers = rows.timers("event")
+    assert table.look_up(*asked(7), 10).column("n").to_pylist() == [5]
+    assert timers.look_up(*asked(7), 10).column("__namespace").to_pylist() == [20, 40]
+    assert rows.index.count == 0, "a query loads no key"
+    timers.change(rows.upsert(*asked(7)).copy(), np.array([20]), np.ones(1, np.bool_))
+    assert timers.look_up(*asked(7), 10).column("__namespace").to_pylist() == [40]
+    store.close()
+
+
 def test_keys_that_were_only_read_are_not_stored_again(tmp_path, monkeypatch):
     store, rows, table = World(tmp_path, 100_000).open()
     keys, written = pa.array(range(3000), pa.int64()), []
