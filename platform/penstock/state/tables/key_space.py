@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.memory.budget import EvictionPolicy
-    from penstock.state.remote.range_fetcher import RangeFetcher
-    from penstock.state.remote.remote_keys import RemoteKeys
-    from penstock.state.spill.cold_records import KeyRows, RowPacker, SpillStore
+    from penstock.state.tiers.cold_records import KeyRows, RowPacker, SpillStore
+    from penstock.state.tiers.range_fetcher import RangeFetcher
 
 
 class KeySpace(Protocol):
@@ -25,9 +24,8 @@ class KeySpace(Protocol):
 
     index: KeyIndex
     policy: EvictionPolicy
-    #: The stores of evicted and of remote keys; None: no key is evicted, or remote.
+    #: The store of evicted and remote keys; None: all keys stay in memory.
     cold: SpillStore | None
-    remote: RemoteKeys | None
 
     @property
     def fetcher(self) -> RangeFetcher[Any] | None:
