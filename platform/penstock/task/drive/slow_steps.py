@@ -57,9 +57,12 @@ class SlowSteps:
             if loop not in long or loop.step_begun_ms != step.begun_ms:
                 del self._known[loop]
                 self._calls.end(step.number)
-        if not long:
-            return
-        frames = self._frames()
+        if long:
+            # Not in a variable: `_frames` returns this frame too, and only the garbage collector would free such a
+            # cycle, with the frames of all threads and the arrays of state that they refer to.
+            self._register_all(long, self._frames())
+
+    def _register_all(self, long: Mapping[RunLoop, Subtask], frames: Mapping[int, FrameType]) -> None:
         for loop, subtask in long.items():
             self._register(loop, subtask, frames)
 

@@ -1,10 +1,13 @@
 """Steps that are long in the user's code: when they are slow calls, where they are, and when they have ended."""
 
+import gc
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from penstock.core.clock import ManualClock
@@ -127,6 +130,38 @@ def test_a_step_that_ends_during_the_look_is_not_taken_for_the_next_one(worker):
 
     worker.steps._frames = next_step
     assert worker.slow() == ()
+
+
+@pytest.fixture
+def no_collection():
+    """Free only what has no reference: a worker may collect no cycle for minutes."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_a_look_at_a_long_step_keeps_no_memory_of_the_step(worker):
+    begun, looked, known = threading.Event(), threading.Event(), []
+
+    def step():
+        array = np.zeros(1000)
+        known.append(weakref.ref(array))
+        begun.set()
+        assert looked.wait(60)
+        return array.sum()
+
+    steps = SlowSteps(lambda: [worker.loop], worker.clock, worker.calls)
+    worker.loop.thread = threading.Thread(target=step)
+    worker.loop.thread.start()
+    assert begun.wait(60)
+    worker.begin()
+    worker.clock.advance(SLOW_MS)
+    steps.look()
+    assert [call.what for call in worker.calls.slow()["job"]] == ["operator 'map-3' (1)"]
+    looked.set()
+    worker.loop.thread.join(60)
+    assert known[0]() is None
 
 
 def test_the_users_frame_is_the_innermost_one_in_a_file():
