@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.keygroup import ALL_HASHES, HashRange
 from penstock.core.snapshot import FileRef, Segment
-from penstock.state.log.segment_log import TIERS, SegmentLog
+from penstock.state.log.segment_log import LAST_TIER, TIERS, SegmentLog
 from penstock.state.memory.limits import PRODUCTION
 
 CHECKPOINTS = 3
@@ -16,7 +16,7 @@ CONCURRENT = 2
 
 def segment(position, low=0, high=0, **fields):
     about = {"rows": 1, "hash_min": 0, "hash_max": 9, "namespace_min": low, "namespace_max": high, "writer": "w"}
-    return Segment(file=FileRef(path=str(position)), position=position, **about | fields)
+    return Segment(position=position, **{"file": FileRef(path=str(position)), **about, **fields})
 
 
 class World:
@@ -236,6 +236,51 @@ def test_a_merged_segment_replaces_its_inputs_in_later_views_only():
     log.compacted(inputs, segment(inputs[-1].position, tier=tier))
     assert [(s.position, s.tier) for s in log.view().named()[0]] == [(8, 1), (9, 0)]
     assert len(view.named()[0]) == PRODUCTION.segments_per_tier
+
+
+def restored(hashes, length=PRODUCTION.whole_file_bytes, tier=LAST_TIER):
+    """Return the log of a restored savepoint: a file for each lowest and highest hash."""
+    log = SegmentLog(ALL_HASHES)
+    files = [FileRef(path=str(number), length=length) for number in range(len(hashes))]
+    parts = [
+        segment(number, file=file, hash_min=low, hash_max=high, tier=tier)
+        for number, (file, (low, high)) in enumerate(zip(files, hashes, strict=True), 1)
+    ]
+    log.restore(parts, [])
+    log.completed(log.view())
+    return log
+
+
+ASCENDING = [(10 * n, 10 * n + 9) for n in range(3 * PRODUCTION.segments_per_tier)]
+
+
+def test_large_files_of_a_savepoint_are_one_sorted_run():
+    assert restored(ASCENDING).compaction() is None
+    assert restored(ASCENDING, tier=0).compaction() is None
+
+
+@pytest.mark.parametrize(
+    ("hashes", "length"),
+    [
+        (ASCENDING, PRODUCTION.whole_file_bytes - 1),
+        (ASCENDING[::-1], PRODUCTION.whole_file_bytes),
+        ([(low, high + 1) for low, high in ASCENDING], PRODUCTION.whole_file_bytes),
+    ],
+)
+def test_small_descending_or_overlapping_files_are_runs_of_their_own(hashes, length):
+    inputs, tier = restored(hashes, length).compaction()
+    assert (len(inputs), tier) == (len(hashes), LAST_TIER)
+
+
+def test_changes_after_a_savepoint_are_merged_without_it():
+    log = restored(ASCENDING)
+    for _ in range(PRODUCTION.segments_per_tier):
+        add(log)
+    log.completed(log.view())
+    inputs, tier = log.compaction()
+    assert [s.position for s in inputs] == [len(ASCENDING) + 1 + n for n in range(PRODUCTION.segments_per_tier)]
+    assert tier == 1
+    assert not log.is_oldest(inputs)
 
 
 def test_a_compaction_that_was_given_up_is_offered_again():

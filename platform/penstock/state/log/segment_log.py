@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 TIERS = 4
+#: The last tier, of a savepoint's segments too: few segments of a job reach it, so its files are rarely merged.
+LAST_TIER = TIERS - 1
 
 
 @dataclass(slots=True)
@@ -129,14 +131,28 @@ class SegmentLog:
             return None
         ready = [e.segment for e in self.entries if e.segment is not None and e.position <= self._committed]
         for tier in range(TIERS):
-            places = [i for i, s in enumerate(ready) if min(s.tier, TIERS - 1) == tier]
-            if len(places) >= self.limits.segments_per_tier:
+            places = [i for i, s in enumerate(ready) if min(s.tier, LAST_TIER) == tier]
+            if self._sorted_runs(ready, places) >= self.limits.segments_per_tier:
                 stop = places[-1] + 1
                 while stop < len(ready) and ready[stop].position == ready[stop - 1].position:
                     stop += 1  # two writers before a rescale: the merged position must not tie with one of its rows
                 self._compacting = True
-                return tuple(ready[places[0] : stop]), min(tier + 1, TIERS - 1)
+                return tuple(ready[places[0] : stop]), min(tier + 1, LAST_TIER)
         return None
+
+    def _sorted_runs(self, ready: list[Segment], places: list[int]) -> int:
+        """Return how many sorted runs these segments are: a read looks into one segment of each for a key.
+
+        Adjacent files of ascending hash ranges, such as those of a savepoint, are one run. Small files count singly, so
+        that their number stays bounded.
+        """
+        runs, last, least = 0, None, self.limits.whole_file_bytes
+        for place in places:
+            segment = ready[place]
+            follows = last is not None and place == last + 1 and ready[last].hash_max < segment.hash_min
+            runs += not (follows and min(segment.file.length, ready[place - 1].file.length) >= least)
+            last = place
+        return runs
 
     def compacted(self, inputs: tuple[Segment, ...], merged: Segment | None) -> None:
         """Replace the run by the merged segment, which is durable; None: the compaction was abandoned."""

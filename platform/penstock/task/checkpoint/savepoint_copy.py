@@ -21,6 +21,7 @@ from penstock.checkpoint.stores import checksum_of, read_file
 from penstock.core.errors import StorageError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
+from penstock.state.log.segment_log import LAST_TIER
 from penstock.state.log.segments import SegmentWriter, read_state
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class SavepointWriter:
 
     def _part(self, state: KeyedStateSnapshot, schema: pa.Schema, tables: list[pa.Table]) -> Segment:
         position = 1 + max((segment.position for segment in state.segments), default=0)
-        encoded = SegmentWriter(schema, position).write(tables)
+        encoded = SegmentWriter(schema, position, LAST_TIER).write(tables)
         folder = f"{state.uid}/{state.state}"
         number = self._parts[folder] = self._parts.get(folder, -1) + 1
         file = self._put(f"{folder}/part-{self._prefix}{number:05d}.parquet", encoded.data)
