@@ -538,10 +538,10 @@ class Dispatcher:
         await self._event_logs.save(job.record.job_id, driver.master)
         ended = [j for j in self._jobs.values() if j.record.ended]
         for old in sorted(ended, key=lambda j: j.record.ended_ms)[: -self._parts.limits.retained_ended_jobs]:
-            if old.archive is not None:
-                await drop_archive(self._parts.ha_store, old.record.job_id)
-            old.driver = old.archive = None
+            archived, old.driver, old.archive = old.archive is not None, None, None
             self._event_logs.forget(old.record.job_id)
+            if archived:
+                await drop_archive(self._parts.ha_store, old.record.job_id)
         for job_id in await asyncio.to_thread(delete_oldest, self._parts.ha_store, [j.record for j in ended]):
             self._jobs.pop(job_id, None)
 
