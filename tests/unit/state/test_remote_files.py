@@ -133,3 +133,19 @@ def test_the_background_reads_several_parts_together(state):
         fetch.run()
         assert len(job.together) == 1
         assert job.together[0] >= 4
+
+
+@pytest.mark.usefixtures("deltas")
+def test_the_background_takes_the_newest_row_of_a_key(state):
+    job = Job(state, 1 << 50)
+    with small_pieces():
+        job.open("hashmap")
+        for _ in range(3):
+            job.add(KEYS)
+            job.checkpoint()
+        job.open("remote")
+        while (fetch := job.store.prefetch()) is not None:
+            fetch.run()
+            fetch.install()
+        job.add(KEYS)
+        assert job.counts() == dict.fromkeys(KEYS, 4)
