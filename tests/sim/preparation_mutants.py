@@ -13,7 +13,7 @@ from tests.support.sizes import TINY
 from penstock.core.snapshot import KeyedStateSnapshot
 from penstock.jobmanager.deploy.held_slots import HeldSlots
 from penstock.state import store
-from penstock.state.log.log_delta import LogDelta, log_delta
+from penstock.state.log.segment_log import LogDelta, log_delta
 from penstock.state.store import KeyedState
 from penstock.state.tables.session_table import SessionTable
 from penstock.task.checkpoint.compaction import Compactor
