@@ -155,7 +155,7 @@ def wide_state():
 
 def test_wide_rows_stay_within_their_memory_from_the_restore_on(tmp_path):
     warm_up(tmp_path / "before")
-    limit, saved, peaks = 8 << 20, wide_state(), {}
+    limit, saved, peaks = 16 << 20, wide_state(), {}
     store, budget = opened(tmp_path / "state", limit, (saved,))
     with Meter() as meter:
         table = store.running_table("running", WIDE)
