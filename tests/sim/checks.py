@@ -49,6 +49,8 @@ class Checks:
         self._newest = "", 0.0
         #: Generations that have answered a standby; the last one that a standby wants to replace before its lease ends.
         self._answered: dict[str, set[int]] = {}
+        #: The first question without an answer of a standby to a leader.
+        self._asked: dict[tuple[str, str], float] = {}
         self._early = 0
         self._last: dict[str, int] = {}
         self._ended: set[str] = set()
@@ -77,15 +79,22 @@ class Checks:
         name = f"generation {lease.generation} was"
         if asked_ms - newest_ms < TTL_MS / 3 or lease.generation not in self._answered.get(standby, ()):
             fail(f"{name} renewed {asked_ms - newest_ms:.0f} ms before a standby asked: it leads")
-        leader, since_ms = lease.jobmanager_id, asked_ms - _SILENCE_MS
+        # a lost question is not repeated before the lifetime ends, even if its path is repaired soon
+        leader = lease.jobmanager_id
+        since_ms = min(asked_ms - _SILENCE_MS, self._asked.get((standby, leader), asked_ms))
         gone = self._world.scheduler.is_dead(leader) or self._world.broke(leader, since_ms, asked_ms)
         if not gone and not self._world.broke((standby, leader), since_ms, asked_ms):
-            fail(f"{name} running and reachable when {standby} asked")
+            fail(f"{name} running and reachable while {standby} waited for an answer")
         self._early = lease.generation
         self._world.swarm.seen("replaced-before-its-lease-ended")
 
-    def answered(self, standby: str, generation: int) -> None:
+    def asked(self, standby: str, leader: str) -> None:
+        """A standby probes a leader."""
+        self._asked.setdefault((standby, leader), self._world.clock.elapsed_ms)
+
+    def answered(self, standby: str, leader: str, generation: int) -> None:
         """A leader has answered a standby's probe."""
+        self._asked.pop((standby, leader), None)
         self._answered.setdefault(standby, set()).add(generation)
 
     def leads(self, owner: str, generation: int) -> None:

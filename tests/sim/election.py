@@ -57,15 +57,16 @@ class Candidate:
         self._watch.probes.ticked(now_ms)
         if self._leader and (self._asked_ms is None or now_ms - self._asked_ms >= TTL_MS):
             self._asked_ms = now_ms
-            self.world.probe(self._leader, partial(self._answered, now_ms), self.owner)
+            self.world.checks.asked(self.owner, self._leader)
+            self.world.probe(self._leader, partial(self._answered, self._leader, now_ms), self.owner)
         pause_ms = tick_ms * self.world.random.uniform(1, PROBE_TICKS)
         self.world.scheduler.at(pause_ms, "tick", self._tick, owner=self.owner)
 
-    def _answered(self, asked_ms: float, lead: tuple[int, int], age_ms: float) -> None:
+    def _answered(self, leader: str, asked_ms: float, lead: tuple[int, int], age_ms: float) -> None:
         """A late answer to a question that was given up counts as well as any."""
         now_ms = self.world.clock.monotonic_ms()
         self._watch.probes.answered(lead, age_ms, asked_ms, now_ms)
-        self.world.checks.answered(self.owner, lead[0])
+        self.world.checks.answered(self.owner, leader, lead[0])
         if self._asked_ms == asked_ms:
             self._asked_ms = None
 

@@ -47,6 +47,29 @@ def test_the_next_leader_adopts_a_region_that_has_restarted(seed):
     assert (counts["restarted-region-adopted"], counts["workers-not-adopted"], counts["restart"]) == (1, 0, 0)
 
 
+def losing_a_question(seed: int) -> World:
+    """A standby's question is lost right after a renewal, and the next renewal is slow; the path is soon repaired."""
+    simulated = world(seed, probes=True)
+
+    def strike() -> None:
+        _lease, renewed_ms = simulated.leads[simulated.leader_owner]
+        if simulated.clock.elapsed_ms - renewed_ms > 1:
+            simulated.scheduler.at(0.5, "strike", strike)
+            return
+        simulated.break_path(*simulated.standbys, simulated.leader_owner, 15.0)
+        simulated.swarm.points["upload-delayed"] = 1.0
+        simulated.scheduler.at(100, "heal", simulated.swarm.points.clear)
+
+    simulated.scheduler.at(60, "strike", strike)
+    return simulated
+
+
+def test_a_lost_question_and_a_slow_renewal_may_end_a_lead_early():
+    """The leader runs and is reachable again, but nobody asks it before its renewal is late."""
+    early = [losing_a_question(seed).execute().counts["replaced-before-its-lease-ended"] for seed in range(1, 10)]
+    assert sum(early) > 1, "other standbys had slow reads of the lease, and wait longer"
+
+
 @pytest.mark.parametrize("folder", ["data/", "pending/"])
 def test_a_missing_file_of_the_newest_checkpoint_ends_the_job_and_is_named(folder):
     """Neither an endless row of restarts, nor an older checkpoint in its place."""
