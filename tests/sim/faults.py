@@ -49,7 +49,7 @@ STRIKES: Mapping[str, float] = {
     "standby-killed": 0.5,
     "worker-paused": 2,
     "worker-zombie": 2,
-    "session-lost": 1,
+    "session-lost": 2,
     "connection-lost": 2,
     "kafka-down": 1.5,
     "store-down": 1.5,
@@ -142,15 +142,17 @@ class Swarm:
 
     def break_paths(self, chance: random.Random) -> None:
         """Draw how often the path from a standby to the leader breaks."""
-        weight = chance.choice([0.0, 2.0, 5.0])
-        if weight:
-            self.strikes_[PATH_BROKEN] = weight
+        self._add(PATH_BROKEN, chance.choice([0.0, 0.2, 0.4]))
 
     def rescale(self, chance: random.Random) -> None:
         """Draw how often the running job is rescaled."""
-        weight = chance.choice([0.0, 6.0, 15.0])
-        if weight:
-            self.strikes_[RESCALE] = weight
+        self._add(RESCALE, chance.choice([0.0, 0.5, 1.0]))
+
+    def _add(self, kind: str, share: float) -> None:
+        """Let a kind strike as often as `share` of all others, which strike as often as before."""
+        if share:
+            self.strikes_[kind] = share * (sum(self.strikes_.values()) or 1.0)
+            self.every_ms /= 1 + share
 
     def strikes(self, kind: str) -> bool:
         """Whether the fault happens here; counted when it does."""

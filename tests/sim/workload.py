@@ -139,7 +139,7 @@ class Plan:
 
     def draw_fetches(self, chance: random.Random) -> None:
         """Draw how long rows wait for remote state."""
-        self.fetch_ms = chance.choice([0.0, 10.0, 60.0])
+        self.fetch_ms = chance.choice([0.0, 10.0, 60.0, 150.0, 150.0])
 
     def draw_regions(self, chance: random.Random) -> None:
         """Draw how many regions the job has, and whether they share slots."""
@@ -186,6 +186,8 @@ class Plan:
                 resource_stabilization_timeout_ms=chance.choice([0, 20, 60]),
                 scaling_interval_ms=chance.choice([20, 50, 200]),
             )
+            # faults often abandon its rescales: it runs when they have ended
+            self.input_ms = chance.choice([self.input_ms, 3000.0])
 
     @property
     def topics(self) -> dict[str, list[list[Row]]]:
