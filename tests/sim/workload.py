@@ -143,7 +143,7 @@ class Plan:
 
     def draw_regions(self, chance: random.Random) -> None:
         """Draw how many regions the job has, and whether they share slots."""
-        self.split(chance.choice([1, 1, 2, 2, 3]), chance)
+        self.split(chance.choice([1, 2, 2, 3]), chance)
         self.shared_slots = chance.random() < 0.2
 
     def split(self, regions: int, chance: random.Random) -> None:
