@@ -253,12 +253,12 @@ class Leadership:
                     reported = str(error)
 
     async def confirm(self) -> None:
-        """Renew at once if the lease may have lapsed, for example because this process was suspended.
+        """Renew at once if a renewal is late, for example because this process was suspended: a standby may lead.
 
         Raises:
             LeadershipLostError: another process leads. StorageError: it is unknown.
         """
-        if self._clock.monotonic_ms() - self._confirmed_ms >= self._mine.ttl_ms:
+        if self._clock.monotonic_ms() - self._confirmed_ms >= self._mine.ttl_ms / RENEWALS:
             await self.renew()
 
     async def release(self) -> None:

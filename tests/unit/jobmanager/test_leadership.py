@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.checkpoint.job_lease import LeaseHolder
-from penstock.checkpoint.leader_lease import LeaderLease, read_lease
+from penstock.checkpoint.leader_lease import RENEWALS, LeaderLease, read_lease
 from penstock.checkpoint.memory_store import MemoryStore
 from penstock.checkpoint.standby_records import (
     STANDBY_TTL_MS,
@@ -84,7 +84,7 @@ async def test_a_confirmed_leader_asks_nobody(memory, clock, process):
     leader, operations = process("a"), []
     assert await leader.wait(asyncio.Event())
     memory.fault = lambda operation, *_: operations.append(operation)
-    clock.advance(TTL_MS - 1)
+    clock.advance(TTL_MS / RENEWALS - 1)
     await leader.confirm()
     assert not operations
     clock.advance(1)

@@ -238,7 +238,7 @@ def test_a_merged_segment_replaces_its_inputs_in_later_views_only():
     assert len(view.named()[0]) == PRODUCTION.segments_per_tier
 
 
-def restored(hashes, length=PRODUCTION.whole_file_bytes, tier=LAST_TIER):
+def restored(hashes, length=PRODUCTION.sorted_run_bytes, tier=LAST_TIER):
     """Return the log of a restored savepoint: a file for each lowest and highest hash."""
     log = SegmentLog(ALL_HASHES)
     files = [FileRef(path=str(number), length=length) for number in range(len(hashes))]
@@ -262,9 +262,9 @@ def test_large_files_of_a_savepoint_are_one_sorted_run():
 @pytest.mark.parametrize(
     ("hashes", "length"),
     [
-        (ASCENDING, PRODUCTION.whole_file_bytes - 1),
-        (ASCENDING[::-1], PRODUCTION.whole_file_bytes),
-        ([(low, high + 1) for low, high in ASCENDING], PRODUCTION.whole_file_bytes),
+        (ASCENDING, PRODUCTION.sorted_run_bytes - 1),
+        (ASCENDING[::-1], PRODUCTION.sorted_run_bytes),
+        ([(low, high + 1) for low, high in ASCENDING], PRODUCTION.sorted_run_bytes),
     ],
 )
 def test_small_descending_or_overlapping_files_are_runs_of_their_own(hashes, length):

@@ -146,7 +146,7 @@ class SegmentLog:
         Adjacent files of ascending hash ranges, such as those of a savepoint, are one run. Small files count singly, so
         that their number stays bounded.
         """
-        runs, last, least = 0, None, self.limits.whole_file_bytes
+        runs, last, least = 0, None, self.limits.sorted_run_bytes
         for place in places:
             segment = ready[place]
             follows = last is not None and place == last + 1 and ready[last].hash_max < segment.hash_min

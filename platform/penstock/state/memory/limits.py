@@ -31,6 +31,8 @@ class StateLimits:
     merged_bytes: int = 1 << 30
     #: Segment files smaller than this many bytes are read in one call.
     whole_file_bytes: int = 1 << 20
+    #: Segment files smaller than this many bytes are never part of a longer sorted run.
+    sorted_run_bytes: int = 1 << 20
     #: Bytes of neighbouring row groups that one read fetches.
     run_bytes: int = 8 << 20
     #: Number of segments in a tier of a log that starts a compaction.
