@@ -1,10 +1,13 @@
 """Samples of run loops that really run: where the time goes, whose frames, on a processor or not; and what it costs."""
 
+import gc
 import queue
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
+from tests.support.waiting import wait_until
 
 from penstock.core.clock import SystemClock
 from penstock.rpc.messages import SampleStacks
@@ -162,3 +165,30 @@ def test_a_fault_of_the_sampler_is_its_answer(worker, monkeypatch):
     worker.seat(Stepping(0, idles))
     worker.ask()
     assert "no frames today" in worker.answers.get(timeout=SECONDS).error
+
+
+def test_a_fault_of_the_sampler_keeps_no_memory_of_a_step(worker, monkeypatch):
+    begun, answered, known = threading.Event(), threading.Event(), []
+
+    def broken(*_):
+        raise RuntimeError("no frames today")
+
+    def holds():
+        held = Stepping(1, idles)
+        known.append(weakref.ref(held))
+        begun.set()
+        assert answered.wait(SECONDS)
+        return held.work()
+
+    monkeypatch.setattr(module, "stack_of", broken)
+    gc.disable()  # a worker may collect no cycle for minutes
+    try:
+        worker.seat(subtask := Stepping(0, holds))
+        assert begun.wait(SECONDS)
+        worker.ask()
+        assert worker.answers.get(timeout=SECONDS).error
+        subtask.ended.set()
+        answered.set()
+        wait_until(lambda: known[0]() is None, "the step's objects freed", seconds=SECONDS)
+    finally:
+        gc.enable()

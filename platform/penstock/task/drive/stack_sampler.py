@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -193,17 +193,19 @@ class StackSampler:
         loops = {id(loop): loop for request in requests for loop in request.loops}
         for loop in loops.values():
             self._measure(loop, now)
-        frames = sys._current_frames()  # noqa: SLF001 - the only access to another thread's stack
-        for request in requests:
-            for loop in request.loops:
-                self._sample(request, loop, frames)
-            request.samples += 1
-        del frames  # frames keep the subtasks' objects alive
+        # not in a variable: as in `SlowSteps.look`, this frame is one of them, and would keep the objects of all alive
+        self._sample_all(requests, sys._current_frames())  # noqa: SLF001 - the only access to another thread's stack
         spent = self._clock.cpu_ms() - begun
         for request in requests:
             request.cpu_ms += spent
             if now >= request.until_ms:
                 self._answer(request, now)
+
+    def _sample_all(self, requests: tuple[_Request, ...], frames: Mapping[int, FrameType]) -> None:
+        for request in requests:
+            for loop in request.loops:
+                self._sample(request, loop, frames)
+            request.samples += 1
 
     def _measure(self, loop: RunLoop, now: float) -> None:
         tid = loop.thread.native_id if loop.thread is not None else None
@@ -214,11 +216,12 @@ class StackSampler:
         on_cpu = before is not None and elapsed > 0 and used - before.cpu_ms >= _ON_CPU * elapsed
         self._used[tid] = _CpuUse(used, now, on_cpu)
 
-    def _sample(self, request: _Request, loop: RunLoop, frames: dict[int, FrameType]) -> None:
+    def _sample(self, request: _Request, loop: RunLoop, frames: Mapping[int, FrameType]) -> None:
         thread, current_subtask = loop.thread, loop.current_subtask
-        if thread is None or thread.ident not in frames:
+        innermost = None if thread is None or thread.ident is None else frames.get(thread.ident)
+        if thread is None or innermost is None:
             return
-        stack = stack_of(frames[thread.ident], BASE_FRAMES)
+        stack = stack_of(innermost, BASE_FRAMES)
         used = self._used.get(thread.native_id or 0)
         for subtask in loop.subtasks:
             if not _is_of(subtask, request.query):
