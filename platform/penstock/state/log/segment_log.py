@@ -9,6 +9,7 @@ hold the earlier one load. Called by `penstock.state.store` in the owner's threa
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from penstock.core.elements import MIN_TIMESTAMP
@@ -146,13 +147,14 @@ class SegmentLog:
         Adjacent files of ascending hash ranges, such as those of a savepoint, are one run. Small files count singly, so
         that their number stays bounded.
         """
-        runs, last, least = 0, None, self.limits.sorted_run_bytes
-        for place in places:
-            segment = ready[place]
-            follows = last is not None and place == last + 1 and ready[last].hash_max < segment.hash_min
-            runs += not (follows and min(segment.file.length, ready[place - 1].file.length) >= least)
-            last = place
-        return runs
+        return len(places) - sum(
+            after == place + 1 and self._continues(ready[place], ready[after]) for place, after in pairwise(places)
+        )
+
+    def _continues(self, segment: Segment, following: Segment) -> bool:
+        """Return whether the second of two adjacent segments continues the sorted run of the first."""
+        large = min(segment.file.length, following.file.length) >= self.limits.sorted_run_bytes
+        return large and segment.hash_max < following.hash_min
 
     def compacted(self, inputs: tuple[Segment, ...], merged: Segment | None) -> None:
         """Replace the run by the merged segment, which is durable; None: the compaction was abandoned."""
