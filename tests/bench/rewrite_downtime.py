@@ -88,11 +88,12 @@ REKEY = ["--uid", "totals", "--key", "user=CAST(user_id AS VARCHAR)"]
 class Scene:
     """A cluster, and the state that every job begins with."""
 
-    def __init__(self, top, options, slots):
+    def __init__(self, top, options, slots, spark=()):
         self.top, self.keys, self.options = Path(top), options.keys, options
         #: When each change of the job began that is measured.
         self.changes = []
-        self.spark = ["--engine", "spark", "--master", f"local[{options.cores}]"] if options.spark else []
+        #: Words of `penstock state` with which whole states are rewritten on Spark.
+        self.spark = spark
         self.cluster = LocalCluster(
             LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=slots, directory=self.top / "cluster")
         )
@@ -187,11 +188,6 @@ def longest(times, since, until=float("inf")):
     return round(max((later - earlier for earlier, later in pairs if since < later <= until), default=0.0), 2)
 
 
-def pairwise_to_end(times):
-    """Return each time with the one that follows it; the last one with the end of time."""
-    return [*itertools.pairwise(times), (times[-1], float("inf"))]
-
-
 def told(**line):
     """Print one line of JSON."""
     print(json.dumps(line), flush=True)
@@ -280,7 +276,8 @@ def measure(scene, name):
     marks = scene.marks(name)
     figures = {"gap_s": marks, "published_gap_s": published.times}
     before = {f"steady_{what}": longest(times, since, began) for what, times in figures.items()}
-    each = {what: [longest(times, *part) for part in pairwise_to_end(scene.changes)] for what, times in figures.items()}
+    spans = [*itertools.pairwise([*scene.changes, float("inf")])]
+    each = {what: [longest(times, *span) for span in spans] for what, times in figures.items()}
     after = {what: statistics.median(gaps) for what, gaps in each.items()}
     history = job.client.checkpoints(job.job_id)["history"]
     done = [one for one in history if one["trigger_timestamp"] > 1000 * began and one["status"] == "COMPLETED"]
@@ -291,25 +288,31 @@ def measure(scene, name):
     job.wait()
 
 
-def main():
-    """Print the state's size, and lines of JSON for each way."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_scene_options(parser):
+    """Add the options of a `Scene`."""
     parser.add_argument("--keys", type=int, default=21_000_000)
     parser.add_argument("--sums", type=int, default=1, help="numbers of 60 bits in each key's state")
-    parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--spark", action="store_true", help="rewrite whole states on Spark")
-    parser.add_argument("--only", nargs="*", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--begin", help="a savepoint of the same keys and sums that exists")
     parser.add_argument("--backend", default="hashmap")
     parser.add_argument("--memory", default="1GB")
     parser.add_argument("--interval", default="2s")
     parser.add_argument("--unaligned", action="store_true", help="let barriers overtake rows")
+
+
+def main():
+    """Print the state's size, and lines of JSON for each way."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_scene_options(parser)
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--spark", action="store_true", help="rewrite whole states on Spark")
+    parser.add_argument("--only", nargs="*", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--steady", type=float, default=5.0, help="seconds of output before and after the change")
     parser.add_argument("--times", type=int, default=1, help="how often; medians of all changes are printed")
     options = parser.parse_args()
+    spark = ("--engine", "spark", "--master", f"local[{options.cores}]") if options.spark else ()
     with tempfile.TemporaryDirectory(dir=options.folder) as top:
-        scene = Scene(top, options, slots=4)
+        scene = Scene(top, options, slots=4, spark=spark)
         try:
             told(state_mb=state_bytes(open_snapshot(scene.began)) >> 20, spark=options.spark)
             for name in options.only:

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.bench.rewrite_downtime import LIMIT_S, Scene, told
+from tests.bench.rewrite_downtime import LIMIT_S, Scene, add_scene_options, told
 from tests.support.waiting import wait_until
 
 from penstock.snapshots.access.opening import open_snapshot
@@ -46,15 +46,9 @@ def measure(scene, slots, native):
 def main():
     """Print the state's size, and a line of JSON for each savepoint."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--keys", type=int, default=20_000_000)
-    parser.add_argument("--sums", type=int, default=1, help="numbers of 60 bits in each key's state")
-    parser.add_argument("--backend", default="hashmap")
-    parser.add_argument("--memory", default="1GB")
+    add_scene_options(parser)
     parser.add_argument("--slots", type=int, nargs="*", default=[1, 4])
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--begin", help="a savepoint of the same keys and sums that exists")
     options = parser.parse_args()
-    options.spark, options.cores, options.unaligned, options.interval = False, 2, False, "2s"
     with tempfile.TemporaryDirectory(dir=options.folder) as top:
         scene = Scene(top, options, slots=max(options.slots))
         try:
