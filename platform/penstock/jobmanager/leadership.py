@@ -252,13 +252,18 @@ class Leadership:
                     self._log(f"cannot renew the lease of the leader: {error}")
                     reported = str(error)
 
+    @property
+    def late(self) -> bool:
+        """Whether a renewal is late: a standby may lead."""
+        return self._clock.monotonic_ms() - self._confirmed_ms >= self._mine.ttl_ms / RENEWALS
+
     async def confirm(self) -> None:
-        """Renew at once if a renewal is late, for example because this process was suspended: a standby may lead.
+        """Renew at once if a renewal is `late`, for example because this process was suspended.
 
         Raises:
             LeadershipLostError: another process leads. StorageError: it is unknown.
         """
-        if self._clock.monotonic_ms() - self._confirmed_ms >= self._mine.ttl_ms / RENEWALS:
+        if self.late:
             await self.renew()
 
     async def release(self) -> None:

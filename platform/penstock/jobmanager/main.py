@@ -26,6 +26,7 @@ from penstock.core.logs import log_line
 from penstock.core.rand import Rand, SystemRand
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.config import DEFAULT_LIMITS, JobManagerConfig, JobManagerLimits
+from penstock.jobmanager.confirmed_sessions import ConfirmedSessions
 from penstock.jobmanager.dispatcher import Dispatcher, DispatcherParts
 from penstock.jobmanager.leadership import Leadership
 from penstock.rpc.listening import CONTROL
@@ -144,7 +145,8 @@ class JobManager:
                 limits=self._limits,
             )
         )
-        self._server = RpcServer(managers, settings.rpc_host, settings.rpc_port, config.security, _log)
+        sessions = ConfirmedSessions(managers, self.leadership, self.fail)
+        self._server = RpcServer(sessions, settings.rpc_host, settings.rpc_port, config.security, _log)
         await self._server.start(self.leadership.answer)
         host, _, port = self._server.address.rpartition(":")
         await self.leadership.publish(f"{reachable_host(host)}:{port}")
