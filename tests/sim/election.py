@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 TTL_MS = 90
+#: Leaders are replaced often: few answer for a lifetime.
+_LEAST_ANSWERS = 1
 
 
 class Candidate:
@@ -31,7 +33,7 @@ class Candidate:
         self.owner = f"jm:{number}"
         holder = LeaseHolder(id="sim", host="sim", machine="", pid=number)
         self._mine = LeaderLease(generation=0, jobmanager_id=self.owner, holder=holder, ttl_ms=TTL_MS)
-        self._watch = LeaseWatch(TTL_MS)
+        self._watch = LeaseWatch(TTL_MS, _LEAST_ANSWERS)
         #: The leader to probe, as its lease names it; the question without an answer; asked since the last answer.
         self._leader = ""
         self._asked_ms: float | None = None

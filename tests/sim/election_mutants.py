@@ -55,7 +55,7 @@ def _no_answer_is_needed(patch: Patch) -> None:
     suspect = ProbeWatch._suspect
 
     def eager(self: ProbeWatch, generation: int, at_ms: float, patience_ms: float) -> bool:
-        self._generation = generation
+        self._generation, self._least_answers = generation, 0
         return suspect(self, generation, at_ms, patience_ms)
 
     patch.setattr(ProbeWatch, "_suspect", eager)

@@ -35,7 +35,7 @@ ANY = re.compile("|".join(PHRASES))
 #: Where such a word is the right one ("12 s behind"), and no more of them than there are now.
 MOST = 20
 #: Words of all hand-written pages without code blocks and targets of links, a little more than there are now.
-MOST_WORDS = 27_900
+MOST_WORDS = 28_200
 #: Records, and reference pages that list what the code has.
 LISTS = ("archive", "python-api", "settings", "cli", "rest", "metrics")
 

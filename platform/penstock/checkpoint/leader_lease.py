@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.checkpoint.ha_records import LeaderRecord, newest_generation, take_generation
 from penstock.checkpoint.job_lease import LeaseHolder, has_exited
-from penstock.checkpoint.leader_probes import ProbeWatch
+from penstock.checkpoint.leader_probes import LEAST_ANSWERS, ProbeWatch
 from penstock.checkpoint.store import LeaseStore, ObjectStore
 from penstock.checkpoint.stores import open_store
 from penstock.config.settings import ClusterSettings
@@ -58,8 +58,11 @@ prepare(LeaderLease)
 class LeaseWatch:
     """Decides when a standby takes over. Pure: it gets what was read, and the times (monotonic ms) around the read."""
 
-    def __init__(self, ttl_ms: int = TTL_MS) -> None:
-        """Start without an observation; `ttl_ms` counts until a lease was read."""
+    def __init__(self, ttl_ms: int = TTL_MS, least_answers: int = LEAST_ANSWERS) -> None:
+        """Start without an observation; `ttl_ms` counts until a lease was read.
+
+        `least_answers`: after so many of a leader, its silence counts.
+        """
         self._ttl_ms = ttl_ms
         self._seen: tuple[int, int] | None = None
         self._since_ms = 0.0
@@ -69,7 +72,7 @@ class LeaseWatch:
         #: Newest generation that another standby has taken without a lease of it yet.
         self.taken = 0
         #: Its probes of the leader.
-        self.probes = ProbeWatch(ttl_ms)
+        self.probes = ProbeWatch(ttl_ms, least_answers)
 
     def lapsed(self, lease: LeaderLease | None, asked_ms: float, answered_ms: float, *, exited: bool) -> bool:
         """Return whether to take the next generation.

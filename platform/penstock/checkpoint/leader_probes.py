@@ -18,13 +18,16 @@ _LATE_TICKS = 2.5
 #: A leader that has been slow may be slow again: silence lasts several of the slowest recent answers.
 _SLOWEST = 4
 _RECENT = 300
+#: How slow a leader can be is not known before so many answers; until then only its lease decides.
+LEAST_ANSWERS = TICKS // PROBE_TICKS
 
 
 class ProbeWatch:
     """The answers of one leader after another."""
 
-    def __init__(self, ttl_ms: int) -> None:
+    def __init__(self, ttl_ms: int, least_answers: int = LEAST_ANSWERS) -> None:
         """Start without an answer; `ttl_ms` is the lifetime of a lease."""
+        self._least_answers = least_answers
         self.tick_ms = ttl_ms / TICKS
         #: The generation that has answered; 0: none has.
         self._generation = 0
@@ -81,7 +84,7 @@ class ProbeWatch:
         return max(_LEAST_TICKS * self.tick_ms, PROBE_TICKS * self.tick_ms + slowest)
 
     def _suspect(self, generation: int, at_ms: float, patience_ms: float) -> bool:
-        if generation != self._generation or generation == 0 or self._disproved:
+        if generation != self._generation or len(self._took_ms) < self._least_answers or self._disproved:
             return False
         # without a tick since, this process itself may have been suspended
         runs = at_ms - self._ticked_ms <= _LATE_TICKS * self.tick_ms
