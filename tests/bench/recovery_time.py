@@ -261,8 +261,10 @@ def main():
     parser.add_argument("--slow-import", action="store_true", help="the job imports a module that takes a second")
     parser.add_argument("--backend", choices=("hashmap", "rocksdb", "remote"), default="hashmap")
     parser.add_argument("--memory", help="managed memory of a worker, such as 2GB")
+    parser.add_argument("--unaligned", action="store_true", help="let barriers overtake rows, and rows wait for state")
     options = parser.parse_args()
     more = f", state_backend={options.backend!r}" + (f", managed_memory={options.memory!r}" if options.memory else "")
+    more += ", unaligned_checkpoints=True" if options.unaligned else ""
     with live_job(options, slow=options.slow_import, more=more) as (cluster, job_id, live, reader):
         steady = sorted(delays(reader)[-20:])
         state = state_bytes(cluster, job_id)

@@ -20,6 +20,7 @@ TINY = StateLimits(
     merged_bytes=2000,
     whole_file_bytes=0,
     run_bytes=600,
+    decoded_rows=5,
     segments_per_tier=3,
     first_rows=8,
     first_slots=2,

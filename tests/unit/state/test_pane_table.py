@@ -10,6 +10,7 @@ from penstock.core.errors import PenstockError
 from penstock.kernels.aggregates.pages import PAGE_ROWS
 from penstock.kernels.keys.key_columns import FixedColumn
 from penstock.state.cells.accumulators import PaneTableSpec
+from penstock.state.keys.key_index import KeyIndex
 
 
 def test_rows_add_up_by_key_and_pane(state):
@@ -60,6 +61,49 @@ def test_memory_over_the_budget_names_the_settings(state):
     state.update(table, range(1000), [0] * 1000)
     with pytest.raises(PenstockError, match=r"managed_memory.*state_backend=rocksdb"):
         state.update(table, range(100_000), [0] * 100_000)
+
+
+@pytest.fixture
+def grown(monkeypatch):
+    """The numbers of keys for which an index got larger."""
+    sizes, grow = [], KeyIndex._grow
+    monkeypatch.setattr(KeyIndex, "_grow", lambda index, size: sizes.append(size) or grow(index, size))
+    return sizes
+
+
+def saved(state, *panes, keys=20_000):
+    """Return a snapshot of keys with a row in each pane."""
+    store = state.open()
+    table = store.pane_table("panes", state.spec)
+    for pane in panes:
+        state.update(table, range(keys), [pane] * keys)
+    return state.upload(store.freeze()[0])
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_a_restored_table_gets_its_size_at_once(state, grown, backend):
+    snapshot = saved(state, 10)
+    grown.clear()
+    table = state.open([snapshot], backend=backend).pane_table("panes", state.spec)
+    assert grown == [1 << 15]
+    assert state.rows(table) == dict.fromkeys(range(20_000), (1, 1))
+
+
+def test_the_size_of_a_restored_table_stays_within_the_memory(state, grown):
+    """Its rows do not fit either: the error comes once memory is full, not before."""
+    snapshot = saved(state, 10)
+    grown.clear()
+    with pytest.raises(PenstockError, match="managed_memory"):
+        state.open([snapshot], memory=1 << 20).pane_table("panes", state.spec)
+    assert grown[0] < 1 << 15
+
+
+def test_rows_of_several_windows_say_nothing_of_the_number_of_keys(state, grown):
+    snapshot = saved(state, 10, 20, keys=3_000)
+    grown.clear()
+    table = state.open([snapshot]).pane_table("panes", state.spec)
+    assert grown == [2048, 4096]
+    assert state.rows(table) == dict.fromkeys(range(3_000), (2, 2))
 
 
 def test_a_frozen_table_shows_the_barrier_whatever_comes_later(state):

@@ -272,6 +272,14 @@ def test_small_descending_or_overlapping_files_are_runs_of_their_own(hashes, len
     assert (len(inputs), tier) == (len(hashes), LAST_TIER)
 
 
+def test_the_longest_sorted_run_says_how_many_keys_there_are_at_least():
+    rows = sum(s.rows for s in (e.segment for e in restored(ASCENDING).entries))
+    assert restored(ASCENDING).keys == rows > 1
+    assert restored([*ASCENDING, (0, 9)]).keys == rows
+    assert restored(ASCENDING[::-1]).keys == 1
+    assert SegmentLog(ALL_HASHES).keys == 0
+
+
 def test_changes_after_a_savepoint_are_merged_without_it():
     log = restored(ASCENDING)
     for _ in range(PRODUCTION.segments_per_tier):

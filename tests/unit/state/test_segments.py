@@ -119,18 +119,34 @@ def test_clipped_segments_show_their_part():
     assert files.state([clipped], within=HashRange(5, 9)) == []
 
 
-def test_row_groups_outside_the_range_are_not_read(monkeypatch):
+def ten_groups():
+    """Return a segment of ten row groups, of ten hashes each."""
     writer = SegmentWriter(SCHEMA, 1, limits=StateLimits(group_rows=10))
     writer.add(table([(h, "a", 0, h, False) for h in range(100)]))
     encoded = writer.finish()
     assert pq.ParquetFile(io.BytesIO(encoded.data)).num_row_groups == 10
-    segment = encoded.stored(FileRef(inline=encoded.data), "w")
+    return encoded.stored(FileRef(inline=encoded.data), "w")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "expected"),
+    [
+        (35, 52, 1000, [[3], [4], [5]]),
+        (30, 59, 1000, [[3, 4, 5]]),
+        (30, 59, 20, [[3, 4], [5]]),
+        (30, 59, 1, [[3], [4], [5]]),
+        (25, 69, 1000, [[2], [3, 4, 5, 6]]),
+        (20, 65, 1000, [[2, 3, 4, 5], [6]]),
+    ],
+)
+def test_row_groups_outside_the_range_are_not_read_and_those_inside_together(monkeypatch, low, high, most, expected):
     read = []
-    original = pq.ParquetFile.read_row_group
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda s, n, **k: read.append(n) or original(s, n, **k))
-    parts = list(SegmentFile(segment, lambda file: file.inline).tables(HashRange(35, 52)))
-    assert read == [3, 4, 5]
-    assert [h for p in parts for h in p.column("__key_hash").to_pylist()] == list(range(35, 53))
+    original = pq.ParquetFile.read_row_groups
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", lambda s, n, **k: read.append(n) or original(s, n, **k))
+    limits = StateLimits(decoded_rows=most)
+    parts = list(SegmentFile(ten_groups(), lambda file: file.inline, limits).tables(HashRange(low, high)))
+    assert read == expected
+    assert [h for p in parts for h in p.column("__key_hash").to_pylist()] == list(range(low, high + 1))
 
 
 def test_large_merges_go_hash_range_by_hash_range(monkeypatch):

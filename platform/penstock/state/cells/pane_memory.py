@@ -121,10 +121,14 @@ class PaneMemory:
 
     def bytes_with(self, count: int) -> int:
         """Return the bytes of cells with `count` slots in the table's one pane, not fewer than now."""
-        pages = len(self._free)
-        while pages * kernels.PAGE_ROWS < count:
-            pages *= 2
-        return pages * kernels.PAGE_ROWS * self._width * 8
+        return self._pages_of(count) * kernels.PAGE_ROWS * self._width * 8
+
+    def make_room(self, count: int) -> None:
+        """Make room for `count` slots in one pane at once."""
+        pages = self._pages_of(count)
+        if pages > len(self._free):
+            self._grow_pages(pages)
+        self._fit_slots(count)
 
     def locate(self, slots: I32, panes: I64, slot_count: int) -> I64:
         """Return the cell of every row, created where missing, ready for writing; the next call reuses the array."""
@@ -330,19 +334,25 @@ class PaneMemory:
         if state[5] == kernels.NEED_PANES:
             self._add_pane(int(state[4]))
         elif state[5] == kernels.NEED_PAGES:
-            self._grow_pages()
+            self._grow_pages(2 * len(self._free))
             state[2] = self._free_count
         return bool(state[5] != kernels.DONE)
 
-    def _grow_pages(self) -> None:
+    def _pages_of(self, count: int) -> int:
+        pages = len(self._free)
+        while pages * kernels.PAGE_ROWS < count:
+            pages *= 2
+        return pages
+
+    def _grow_pages(self, pages: int) -> None:
         old = len(self._free)
-        cells = np.empty((2 * old * kernels.PAGE_ROWS, self._width), np.int64)
+        cells = np.empty((pages * kernels.PAGE_ROWS, self._width), np.int64)
         cells[: len(self.cells)] = self.cells
         self.cells = cells
-        self._meta = np.concatenate([self._meta, np.zeros_like(self._meta)])
-        self._free = np.concatenate([self._free, np.empty(old, np.int64)])
-        self._capture = np.concatenate([self._capture, np.empty(old, np.int64)])
-        self._release(np.arange(2 * old - 1, old - 1, -1, dtype=np.int64))
+        self._meta = np.concatenate([self._meta, np.zeros((pages - old, kernels.META_COLUMNS), np.int64)])
+        self._free = np.concatenate([self._free, np.empty(pages - old, np.int64)])
+        self._capture = np.concatenate([self._capture, np.empty(pages - old, np.int64)])
+        self._release(np.arange(pages - 1, old - 1, -1, dtype=np.int64))
 
     def _fit_slots(self, slot_count: int) -> None:
         need = (slot_count + kernels.PAGE_ROWS - 1) >> kernels.PAGE_BITS
@@ -482,6 +492,11 @@ class HotPanes:
     def bytes_with(self, count: int) -> int:
         """Return the bytes of a table of one pane with `count` keys, which must not be fewer than now."""
         return self.index.bytes_with(count) + self.memory.bytes_with(count)
+
+    def make_room(self, count: int) -> None:
+        """Make room for `count` keys in one pane at once."""
+        self.index.make_room(count)
+        self.memory.make_room(count)
 
     def put(self, keys: KeyColumns, hashes: I64, panes: I64, cells: I64) -> None:
         """Overwrite whole cells, in order."""

@@ -174,6 +174,14 @@ class KeyIndex:
         """The hashes of all slots, in slot order."""
         return self._hashes[: self.count]
 
+    def make_room(self, count: int) -> None:
+        """Make room for `count` keys at once."""
+        capacity = len(self._hashes)
+        while capacity <= count:
+            capacity *= 2
+        if capacity > len(self._hashes):
+            self._grow(capacity)
+
     def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
         """Return the slot of every row, made where the key is new. The array is reused by the next call."""
         rows = len(hashes)
@@ -273,14 +281,16 @@ class KeyIndex:
                 store.append(column, rows, first)  # type: ignore[arg-type]
             self.count = count
         if full:
-            capacity = 2 * len(self._hashes)
-            self._hashes = grown(self._hashes, capacity)
-            for store in self._stores:
-                store.grow(capacity)
-            self._table = np.zeros(self._entries_a_slot * capacity, np.uint64)
-            kernels.rehash(self._table, self._hashes, self.count)
-            state[2] = capacity
+            self._grow(2 * len(self._hashes))
+            state[2] = len(self._hashes)
         state[3] = self.count
+
+    def _grow(self, capacity: int) -> None:
+        self._hashes = grown(self._hashes, capacity)
+        for store in self._stores:
+            store.grow(capacity)
+        self._table = np.zeros(self._entries_a_slot * capacity, np.uint64)
+        kernels.rehash(self._table, self._hashes, self.count)
 
     def _reserve(self, rows: int) -> None:
         if rows > len(self._slots):

@@ -121,20 +121,22 @@ class SegmentFile:
         return None
 
     def tables(self, wanted: HashRange) -> Iterator[pa.Table]:
-        """Yield the rows whose hash is in the range, one row group at a time; other groups are not read.
+        """Yield the rows whose hash is in the range, a few row groups at a time; other groups are not read.
 
         Raises:
             SnapshotDamagedError: the file is missing or damaged.
         """
-        for group, table in self.decoded(self.within(wanted)):
+        for group, table in self.decoded(self.within(wanted), wanted):
             part = self.rows_in(group, table, wanted)
             if part.num_rows:
                 yield part
 
-    def decoded(self, groups: Sequence[RowGroup]) -> Iterator[tuple[RowGroup, pa.Table]]:
-        """Yield row groups with all of their rows; raises SnapshotDamagedError."""
+    def decoded(self, groups: Sequence[RowGroup], wanted: HashRange) -> Iterator[tuple[RowGroup, pa.Table]]:
+        """Yield row groups with all of their rows; neighbours inside `wanted` as one. Raises SnapshotDamagedError."""
         for run in runs_of(groups, self.limits.run_bytes):
-            yield from zip(run, self.decode(run, self.fetch(run)), strict=True)
+            file = self._file_with(run, self.fetch(run))
+            for part in _parts_of(run, wanted, self.limits.decoded_rows):
+                yield _joined(part), self._rows_of(file, part)
 
     def rows_in(self, group: RowGroup, table: pa.Table, wanted: HashRange) -> pa.Table:
         """Return the rows of a decoded row group whose hash is wanted."""
@@ -187,15 +189,22 @@ class SegmentFile:
 
     def decode(self, run: Sequence[RowGroup], data: bytes) -> Iterator[pa.Table]:
         """Yield the rows of row groups from the bytes that `fetch` returned for them."""
-        file = self._opened
-        if file is None:
-            source = RangeFile(self.segment.file.length, _part(data, run[0].offset))
-            file = pq.ParquetFile(source, metadata=self._metadata)
+        file = self._file_with(run, data)
+        for group in run:
+            yield self._rows_of(file, [group])
+
+    def _file_with(self, run: Sequence[RowGroup], data: bytes) -> pq.ParquetFile:
+        """Return a file of which the bytes of these row groups can be read."""
+        if self._opened is not None:
+            return self._opened
+        source = RangeFile(self.segment.file.length, _part(data, run[0].offset))
+        return pq.ParquetFile(source, metadata=self._metadata)
+
+    def _rows_of(self, file: pq.ParquetFile, groups: Sequence[RowGroup]) -> pa.Table:
         names = None
         if self._ids is not None:
             names = [field.name for field in file.schema_arrow if field_id(field) in self._ids]
-        for group in run:
-            yield file.read_row_group(group.number, columns=names, use_threads=False)
+        return file.read_row_groups([group.number for group in groups], columns=names, use_threads=False)
 
     def _groups(self) -> list[RowGroup]:
         metadata = self._metadata
@@ -229,7 +238,7 @@ class AscendingReader:
         near, kept = self.file.within(wanted), self._kept
         self._kept = None
         first = [kept] if kept is not None and near and near[0].number == kept[0].number else []
-        for group, table in chain(first, self.file.decoded(near[len(first) :])):
+        for group, table in chain(first, self.file.decoded(near[len(first) :], wanted)):
             if group.high > wanted.high:
                 self._kept = (group, table)
             part = self.file.rows_in(group, table, wanted)
@@ -294,6 +303,31 @@ def runs_of(groups: Sequence[RowGroup], most_bytes: int) -> Iterator[list[RowGro
         size += group.length
     if run:
         yield run
+
+
+def _parts_of(run: Sequence[RowGroup], wanted: HashRange, most_rows: int) -> Iterator[list[RowGroup]]:
+    """Yield the row groups of a run: those inside `wanted` together, about `most_rows` rows at a time."""
+    part: list[RowGroup] = []
+    for group in run:
+        inside = wanted.low <= group.low and group.high <= wanted.high
+        if part and not (inside and sum(g.rows for g in part) + group.rows <= most_rows):
+            yield part
+            part = []
+        part.append(group)
+        if not inside:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _joined(groups: Sequence[RowGroup]) -> RowGroup:
+    """Return neighbouring row groups as one, with the number of the last one."""
+    if len(groups) == 1:
+        return groups[0]
+    first, last, rows = groups[0], groups[-1], sum(group.rows for group in groups)
+    length = last.offset + last.length - first.offset
+    return RowGroup(last.number, first.offset, length, 0, first.low, last.high, rows)
 
 
 def _part(data: bytes, start: int) -> Callable[[int, int], bytes]:

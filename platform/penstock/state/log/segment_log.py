@@ -87,6 +87,18 @@ class SegmentLog:
         """The approximate rows of all durable segments; a clipped one counts in part."""
         return sum(_rows_of(e.segment) for e in self.entries if e.segment is not None)
 
+    @property
+    def keys(self) -> int:
+        """At least so many keys have rows, about: the rows of the longest sorted run of segments of one namespace."""
+        longest = rows = 0
+        last: Segment | None = None
+        for segment in (e.segment for e in self.entries if e.segment is not None):
+            continues = last is not None and last.hash_max < segment.hash_min
+            if segment.namespace_min == segment.namespace_max:
+                rows = _rows_of(segment) + (rows if continues else 0)
+            longest, last = max(longest, rows), segment
+        return longest
+
     def next_position(self) -> int:
         """Reserve and return the next position."""
         self._last += 1

@@ -269,6 +269,16 @@ class PaneTable:
         self._freeze_dirty()
         return self.source.frozen()
 
+    def expect(self, keys: int) -> None:
+        """Make room for about so many restored keys at once, as far as memory allows."""
+        hot, budget = self._hot, self._budget
+        if hot.index.count:
+            return
+        in_memory, free = self._cold is None, budget.limit_bytes - budget.used_bytes
+        while keys and (hot.bytes_with(keys) > free if in_memory else self._policy.full(hot.bytes_with(keys), keys)):
+            keys //= 2
+        hot.make_room(keys)
+
     def load(self, table: pa.Table) -> None:
         """Add restored rows, newest last."""
         most = self.most_rows
