@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
 #: The timers of remote sessions; local ones have none.
 _SESSION_TIMERS = TIMERS + SESSION_TIMERS
-#: Bytes of most values of a segment's columns in memory.
-_WORD = 8
+#: A restore decodes at most one part in this many of the managed memory at a time.
+_DECODED_PART = 16
 #: Freezes remembered until their checkpoint is known to be complete.
 _MAX_OPEN_VIEWS = 64
 
@@ -329,9 +329,8 @@ class KeyedState:
         Values to migrate, and lists and maps, are merged first: then each key comes once, with all of its rows in them.
         """
         request, schema = self._request, table.source.spec.segment_schema
-        policy = EvictionPolicy(request.budget, request.uid, request.limits, row_bytes=_WORD * len(schema))
-        most = min(request.limits.decoded_rows, policy.batch_rows)
-        within, limits = request.hash_range, request.limits.changed(decoded_rows=most)
+        most_bytes = min(request.limits.decoded_bytes, request.budget.limit_bytes // _DECODED_PART)
+        within, limits = request.hash_range, request.limits.changed(decoded_bytes=most_bytes)
         clipped = (segment for segment in segments if clip_of(segment, within) is not None)
         files = (SegmentFile(segment, request.read, limits) for segment in clipped)
         if migration is None and not isinstance(table, CollectionTable):
@@ -343,7 +342,7 @@ class KeyedState:
             return
         assert isinstance(table, CollectionTable | ValueTable)  # noqa: S101 - no other state has a migration
         saved = schema if migration is None else migration[1]
-        most = min(limits.wide_group_rows, policy.batch_rows)
+        most = min(limits.wide_group_rows, EvictionPolicy(request.budget, request.uid, limits).batch_rows)
         for merged in merge_segments(list(files), tombstones, saved, within=within, keep_deleted=True):
             for rows in slices_of_keys(merged, most):
                 if migration is None:

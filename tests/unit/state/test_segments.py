@@ -134,16 +134,16 @@ def ten_groups():
         (35, 52, 1000, [[3], [4], [5]]),
         (30, 59, 1000, [[3, 4, 5]]),
         (30, 59, 20, [[3, 4], [5]]),
-        (30, 59, 1, [[3], [4], [5]]),
+        (30, 59, 0, [[3], [4], [5]]),
         (25, 69, 1000, [[2], [3, 4, 5, 6]]),
         (20, 65, 1000, [[2, 3, 4, 5], [6]]),
     ],
 )
 def test_row_groups_outside_the_range_are_not_read_and_those_inside_together(monkeypatch, low, high, most, expected):
-    read = []
-    original = pq.ParquetFile.read_row_groups
-    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", lambda s, n, **k: read.append(n) or original(s, n, **k))
-    limits = StateLimits(decoded_rows=most)
+    read, one, several = [], pq.ParquetFile.read_row_group, pq.ParquetFile.read_row_groups
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda s, n, **k: read.append([n]) or one(s, n, **k))
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", lambda s, n, **k: read.append(n) or several(s, n, **k))
+    limits = StateLimits(decoded_bytes=8 * len(SCHEMA) * most)
     parts = list(SegmentFile(ten_groups(), lambda file: file.inline, limits).tables(HashRange(low, high)))
     assert read == expected
     assert [h for p in parts for h in p.column("__key_hash").to_pylist()] == list(range(low, high + 1))

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 #: Metadata key of `[[offset, length, crc32, first hash, last hash, rows], ...]`, one element per row group.
 GROUPS = b"penstock.row_groups"
+#: Bytes of most decoded values.
+_WORD = 8
 #: Metadata key of the namespaces of the file's rows, `[...]`, if they are few.
 NAMESPACES = b"penstock.namespaces"
 
@@ -135,7 +137,7 @@ class SegmentFile:
         """Yield row groups with all of their rows; neighbours inside `wanted` as one. Raises SnapshotDamagedError."""
         for run in runs_of(groups, self.limits.run_bytes):
             file = self._file_with(run, self.fetch(run))
-            for part in _parts_of(run, wanted, self.limits.decoded_rows):
+            for part in _parts_of(run, wanted, self.limits.decoded_bytes // (_WORD * self._metadata.num_columns)):
                 yield _joined(part), self._rows_of(file, part)
 
     def rows_in(self, group: RowGroup, table: pa.Table, wanted: HashRange) -> pa.Table:
@@ -204,6 +206,8 @@ class SegmentFile:
         names = None
         if self._ids is not None:
             names = [field.name for field in file.schema_arrow if field_id(field) in self._ids]
+        if len(groups) == 1:  # faster than a list of one
+            return file.read_row_group(groups[0].number, columns=names, use_threads=False)
         return file.read_row_groups([group.number for group in groups], columns=names, use_threads=False)
 
     def _groups(self) -> list[RowGroup]:

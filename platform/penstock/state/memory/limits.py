@@ -35,8 +35,8 @@ class StateLimits:
     sorted_run_bytes: int = 1 << 20
     #: Bytes of neighbouring row groups that one read fetches.
     run_bytes: int = 8 << 20
-    #: Rows of neighbouring row groups that are decoded at a time.
-    decoded_rows: int = 131_072
+    #: Bytes of neighbouring row groups that are decoded at a time, at a word a value: so many stay in the CPU's cache.
+    decoded_bytes: int = 4 << 20
     #: Number of segments in a tier of a log that starts a compaction.
     segments_per_tier: int = 8
 
