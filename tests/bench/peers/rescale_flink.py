@@ -85,7 +85,7 @@ class Cluster:
         subprocess.run([compiler, "-nowarn", "-cp", jars, "-d", self.top / "classes", JOB], check=True, timeout=120)
         self._classes = f"{self.top}/classes:{jars}"
         self._configure()
-        job = ("--job-classname", "peers.RescaleJob", self.top, options.keys, ROWS_PER_SECOND)
+        job = ("--job-classname", "peers.RescaleJob", self.top, options.keys, ROWS_PER_SECOND, options.sums)
         self._master = self._process("jobmanager", ("-Xmx1g",), MASTER, job)
         memory = (f"-Xmx{options.heap + 128}m", "-XX:MaxDirectMemorySize=512m")
         self._worker = self._process("taskmanager", memory, WORKER)
@@ -239,6 +239,7 @@ def main():
     """Print the state's size, and lines of JSON for each rescale and for all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keys", type=int, default=60_000_000)
+    parser.add_argument("--sums", type=int, default=1, help="numbers of 60 bits in each key's state")
     parser.add_argument("--times", type=int, default=2, help="how often 2 -> 4 -> 2")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--backend", choices=["rocksdb", "forst"], default="rocksdb")

@@ -10,6 +10,7 @@ from tests.support.sizes import given, sizes
 
 from penstock.core.errors import StorageError
 from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN, HashRange
+from penstock.kernels.aggregates.cold_cells import cold_home
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
@@ -182,6 +183,31 @@ def test_cells_that_are_in_memory_are_left_alone(table):
     cells = np.array([[6, 9]], np.int64)
     table.rows.fetch(table.index.view(), (slots, np.zeros(2, np.int64)), (cells, np.zeros(2, np.int64)))
     assert cells.tolist() == [[6, 9]]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_records_that_are_not_in_the_page_cache_are_asked_for_together(tmp_path, monkeypatch, cached):
+    """The kernel would read them one by one, and each would wait for the disk."""
+    table, asked = Table(tmp_path), []
+    slots = table.slots([(n, n) for n in range(3000)])
+    table.put(slots, range(3000))
+
+    def read(_fd, _buffers, place, _flags):
+        if not cached and place:
+            raise BlockingIOError
+        return 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", read)
+        patch.setattr(os, "posix_fadvise", lambda _fd, place, size, advice: asked.append((place, size, advice)))
+        assert table.get(slots[:2000]) == list(range(2000))
+    words = 2 + len(KEYS) + SPEC.width
+    places = sorted(place // (words * 8) for place, _, _ in asked)
+    assert len(places) == (0 if cached else 2000)
+    assert {(size, advice) for _, size, advice in asked} <= {(8 * words * 8, os.POSIX_FADV_WILLNEED)}
+    (file,) = table.rows._files
+    homes = [cold_home(h, file.range) for h in sorted(table.index.hashes[slots[:2000]].tolist())]
+    assert places in ([], homes)
 
 
 def test_the_file_has_no_name_and_goes_when_the_pane_does(tmp_path):

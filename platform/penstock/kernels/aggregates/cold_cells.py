@@ -35,7 +35,7 @@ TAIL = 1024
 TAG, HASH, KEYS = 0, 1, 2
 
 #: Records that are first read for a key; those of a longer run follow.
-_WINDOW = 8
+WINDOW = 8
 #: Number of records in the buffer of `cold_read` and `cold_write`.
 ROOM = TAIL
 #: An I/O call failed.
@@ -148,7 +148,7 @@ def _find_on_disk(file: Any, room: Any, owned: Any, heads: Any, i: Any, window: 
         at = _find(room[: window[1]], owned, heads, i, window[0])
         if at != -1 - window[1]:
             return at
-    for count in (_WINDOW, len(room)):
+    for count in (WINDOW, len(room)):
         window[0] = home
         window[1] = _load(file, room, home, count)
         if window[1] < 0:

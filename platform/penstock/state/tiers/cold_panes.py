@@ -50,6 +50,8 @@ _LOAD = 0.65
 #: A file is made for this many times the records that are known to come, so that it does not grow soon.
 _FIRST_ROOM = 1.2
 _PIECE = 16_384
+#: Records that are asked of the disk at a time, and a sample of them.
+_ASKED, _SAMPLE = 8192, 32
 _AHEAD = 2 << 20
 #: A stretch takes at most one part in this many of the memory that a store may map.
 _STRETCH_PART = 2
@@ -125,11 +127,13 @@ class _File:
         If the file may not stay mapped, records are read instead. A page fault maps the pages around a record too, and
         each would have to be unmapped again.
         """
-        done = 0
-        if not self._stays_mapped:
-            done = int(kernels.cold_read(self._on_disk, self._room, self.range, (heads, order), target))
-            self._require(done)
-        kernels.cold_get(self.table, self.range, heads, order[done:], target)
+        for some in pieces(order, _ASKED):
+            self.bring(heads[some, kernels.HASH])
+            done = 0
+            if not self._stays_mapped:
+                done = int(kernels.cold_read(self._on_disk, self._room, self.range, (heads, some), target))
+                self._require(done)
+            kernels.cold_get(self.table, self.range, heads, some[done:], target)
 
     def put(self, heads: I64, order: I64, cells: I64, stretch_bytes: int, sparse_bytes: int) -> int:
         """Write cells; return their number, fewer than asked if the end of the file was reached.
@@ -139,26 +143,52 @@ class _File:
         """
         done = 0
         for end, many in self._runs(heads[order, kernels.HASH], stretch_bytes, sparse_bytes):
-            some, state = order[done:end], np.zeros(3, np.int64)
+            state = np.zeros(3, np.int64)
             if many:
-                self._put_stretches((heads, some), cells, stretch_bytes, state)
+                self._put_stretches((heads, order[done:end]), cells, stretch_bytes, state)
             else:
-                if not self._stays_mapped:
-                    made = kernels.cold_write(self._on_disk, self._room, self.range, (heads, some), cells, state)
-                    self._require(made)
-                kernels.cold_put(self.table, self.range, heads, some, cells, state)
+                self._put_records((heads, order[done:end]), cells, state)
             self.count += int(state[1])
             done += int(state[0])
             if done < end:
                 break
         return done
 
+    def _put_records(self, keys: tuple[I64, I64], cells: I64, state: I64) -> None:
+        """Write cells one by one; `state` as for `kernels.cold_put`."""
+        heads, order = keys
+        while state[0] < len(order):
+            end = min(int(state[0]) + _ASKED, len(order))
+            self.bring(heads[order[state[0] : end], kernels.HASH])
+            if not self._stays_mapped:
+                made = kernels.cold_write(self._on_disk, self._room, self.range, (heads, order[:end]), cells, state)
+                self._require(made)
+            if kernels.cold_put(self.table, self.range, heads, order[:end], cells, state) < end:
+                return
+
+    def bring(self, hashes: I64) -> None:
+        """Start to read the records of these sorted hashes together, unless they are in the page cache.
+
+        Read one by one, each would wait for the disk. A sample decides, because asking costs a system call a record.
+        """
+        size = self.table.shape[1] * 8
+        places = (self._homes(hashes).astype(np.int64) * size).tolist()
+        try:
+            for place in places[:: 1 + len(places) // _SAMPLE]:
+                os.preadv(self._fd, [bytearray(1)], place, os.RWF_NOWAIT)
+        except OSError:
+            for place in places:
+                os.posix_fadvise(self._fd, place, kernels.WINDOW * size, os.POSIX_FADV_WILLNEED)
+
+    def _homes(self, hashes: I64) -> np.ndarray:
+        """Return where in the file, in records, the search for each hash begins."""
+        low, factor = self.range
+        return (hashes.view(np.uint64) - np.int64(low).view(np.uint64)).astype(np.float64) * factor
+
     def _runs(self, hashes: I64, stretch_bytes: int, sparse_bytes: int) -> list[tuple[int, bool]]:
         """Return the ends of runs of sorted hashes, and whether the stretches of each run are dense."""
-        low, factor = self.range
-        homes = (hashes.view(np.uint64) - np.int64(low).view(np.uint64)).astype(np.float64) * factor
         size = self.table.shape[1] * 8
-        stretches = (homes * size).astype(np.int64) // stretch_bytes
+        stretches = (self._homes(hashes) * size).astype(np.int64) // stretch_bytes
         firsts = np.flatnonzero(np.diff(stretches, prepend=-1))
         many = np.diff(firsts, append=len(hashes)) * sparse_bytes >= min(stretch_bytes, self.size)
         last = np.flatnonzero(np.append(many[1:] != many[:-1], True))
@@ -282,6 +312,7 @@ class ColdFileStore:
         for region, order in parts:
             file = self._files[region]
             if file is not None:
+                file.bring(heads[order, kernels.HASH])
                 kernels.cold_forget(file.table, file.range, heads[order], self._spec.width)
                 self._used(region, len(order))
 

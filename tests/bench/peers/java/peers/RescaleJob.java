@@ -31,7 +31,7 @@ import org.apache.flink.streaming.api.functions.sink.v2.DiscardingSink;
 import org.apache.flink.util.Collector;
 
 /**
- * A running count and sum by key, with all keys made first: `RescaleJob FOLDER KEYS ROWS_PER_SECOND`.
+ * A running count and SUMS sums by key, with all keys made first: `RescaleJob FOLDER KEYS ROWS_PER_SECOND SUMS`.
  *
  * <p>FOLDER/filled-SPLIT is made with a split's last new key; FOLDER/seen gets the times of rows out of the aggregate.
  */
@@ -110,7 +110,7 @@ public final class RescaleJob {
         }
     }
 
-    /** Key, amount, and for a new key the count that it begins with. */
+    /** Key, amount, and for a new key the count that it begins with; its sums begin with numbers of 60 bits. */
     public static class Orders implements MapFunction<Long, long[]> {
         private final String folder;
         private final long keys;
@@ -131,7 +131,7 @@ public final class RescaleJob {
             return new long[] {(mixed(number, 1) >>> 1) % keys, (mixed(number, 2) >>> 1) % 100 + 1, 0};
         }
 
-        private static long mixed(long number, long field) {
+        static long mixed(long number, long field) {
             long z = number + field * 0xD1B54A32D192ED03L;
             z = (z ^ (z >>> 30)) * 0xBF58476D1CE4E5B9L;
             z = (z ^ (z >>> 27)) * 0x94D049BB133111EBL;
@@ -139,9 +139,15 @@ public final class RescaleJob {
         }
     }
 
-    /** Count and sum of a key after every order. */
+    /** Count and sums of a key after every order. */
     public static class Running extends KeyedProcessFunction<Long, long[], long[]> {
+        private static final int FIELD = 4, UNUSED_BITS = 4;
+        private final int width;
         private transient ValueState<long[]> state;
+
+        Running(int sums) {
+            this.width = 1 + sums;
+        }
 
         @Override
         public void open(OpenContext context) {
@@ -151,11 +157,11 @@ public final class RescaleJob {
 
         @Override
         public void processElement(long[] order, Context context, Collector<long[]> out) throws Exception {
-            long[] sums = order[2] > 0 ? new long[] {order[2], order[1]} : state.value();
-            if (order[2] == 0) {
-                if (sums == null) sums = new long[2]; // the other split has not made this key yet
-                sums[0]++;
-                sums[1] += order[1];
+            long[] sums = order[2] > 0 ? null : state.value();
+            if (sums == null) sums = new long[width]; // a new key, or the other split has not made it yet
+            sums[0] += Math.max(1, order[2]);
+            for (int i = 1; i < width; i++) {
+                sums[i] += order[2] > 0 ? Orders.mixed(order[0], FIELD + i) >>> UNUSED_BITS : order[1];
             }
             state.update(sums);
             out.collect(sums);
@@ -197,10 +203,11 @@ public final class RescaleJob {
     public static void main(String[] words) throws Exception {
         String folder = words[0];
         long keys = Long.parseLong(words[1]), rate = Long.parseLong(words[2]);
+        int sums = Integer.parseInt(words[3]);
         StreamExecutionEnvironment env = StreamExecutionEnvironment.getExecutionEnvironment();
         env.fromSource(new Numbers(keys, rate), WatermarkStrategy.noWatermarks(), "orders").uid("orders")
             .map(new Orders(folder, keys)).uid("rows")
-            .keyBy(row -> row[0]).process(new Running()).uid("totals")
+            .keyBy(row -> row[0]).process(new Running(sums)).uid("totals")
             .map(new Seen(folder)).uid("seen")
             .sinkTo(new DiscardingSink<>()).uid("none");
         env.execute("rescale");
