@@ -219,6 +219,19 @@ def upgraded(**options):
     return way
 
 
+def stopped(backend=None, **options):
+    """Stop with a savepoint with options, and start again from it, with another state backend if given."""
+
+    def way(scene, job):
+        changes = {} if backend is None else {"backend": backend}
+        new, began = scene.graph(job.name, **changes), scene.begin_change()
+        uri = job.stop(timeout_ms=1000 * LIMIT_S, **options)
+        told(way=job.name, stop_s=round(time.time() - began, 1))
+        return scene.submit(new, uri)
+
+    return way
+
+
 def rewritten(command, changes, *, prepared):
     """Cancel the job, rewrite its state, and start it from the savepoint; all of it, or what is left to do."""
 
@@ -251,6 +264,9 @@ WAYS = {
     "upgrade-from-checkpoint": upgraded(from_checkpoint=True),
     "upgrade-with-savepoint": upgraded(native=False),
     "upgrade-with-native-savepoint": upgraded(native=True),
+    "stop-with-savepoint": stopped(native=False),
+    "stop-with-native-savepoint": stopped(native=True),
+    "stop-with-native-savepoint-then-remote": stopped(native=True, backend="remote"),
     "repartition": rewritten("repartition", {"groups": 4096}, prepared=False),
     "repartition-prepared": rewritten("repartition", {"groups": 4096}, prepared=True),
     "rekey": rewritten("rekey", {"keyed": BY_TEXT}, prepared=False),

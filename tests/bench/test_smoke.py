@@ -71,7 +71,7 @@ def test_a_state_that_spark_rewrites_has_the_same_rows():
 
 @pytest.mark.nightly
 def test_a_job_with_state_runs_again_after_each_change():
-    ways = ["rescale", "upgrade-from-checkpoint", "rekey-prepared"]
+    ways = ["rescale", "upgrade-from-checkpoint", "stop-with-native-savepoint", "rekey-prepared"]
     command = [sys.executable, "-m", "tests.bench.rewrite_downtime", "--keys", "20000", "--only", *ways]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, cwd=HERE.parents[1])
     assert done.returncode == 0, done.stderr

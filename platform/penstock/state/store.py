@@ -25,7 +25,7 @@ from penstock.state.log.frozen import CompactionJob, FrozenSource, FrozenTable
 from penstock.state.log.row_spec import SESSION_TIMERS, TIMERS, RowSpec
 from penstock.state.log.segment_columns import DELETED, StateSpec
 from penstock.state.log.segment_file import AscendingReader, SegmentFile
-from penstock.state.log.segment_log import LogDelta, LogView, SegmentLog, log_delta
+from penstock.state.log.segment_log import LogDelta, LogView, SegmentLog, log_delta, rows_of
 from penstock.state.log.segments import clip_of, merge_segments, read_visible, slices_of_keys
 from penstock.state.log.ttl import TtlClock
 from penstock.state.memory.budget import EvictionPolicy
@@ -337,8 +337,9 @@ class KeyedState:
             if isinstance(table, PaneTable):
                 table.expect(table.source.log.keys)
             for file in files:
+                load = table.loader(rows_of(file.segment)) if isinstance(table, PaneTable) else table.load
                 for rows in read_visible(AscendingReader(file), tombstones, within):
-                    table.load(conform_table(rows, schema))
+                    load(conform_table(rows, schema))
             return
         assert isinstance(table, CollectionTable | ValueTable)  # noqa: S101 - no other state has a migration
         saved = schema if migration is None else migration[1]

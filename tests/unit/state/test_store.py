@@ -193,6 +193,25 @@ def test_changes_that_leave_memory_are_one_segment_a_barrier(state):
 
 
 @pytest.mark.usefixtures("deltas")
+def test_restored_rows_that_exceed_the_memory_go_to_the_file_and_later_changes_to_memory(state):
+    spec = single_pane(state)
+    store = state.open()
+    table = store.running_table("running", spec)
+    run(table, range(20_000))
+    checkpoint(state, store, 1)
+    run(table, range(0, 20_000, 1000))
+    snapshot = checkpoint(state, store, 2)
+    assert [s.rows for s in snapshot.segments] == [20_000, 20]
+    again = state.open([snapshot], backend="rocksdb", memory=300_000).running_table("running", spec)
+    assert again._hot.index.count == 20
+    assert again._cold.rows.rows_of(0) == 20_000
+    times = {k: 1 + (k % 1000 == 0) for k in range(20_000)}
+    assert state.rows(again) == {k: (n, n * k) for k, n in times.items()}
+    small = state.open([snapshot], backend="rocksdb").running_table("running", spec)
+    assert (small._hot.index.count, small._cold.rows.panes) == (20_000, [])
+
+
+@pytest.mark.usefixtures("deltas")
 def test_a_table_most_of_which_has_changed_is_saved_whole(state):
     spec = single_pane(state)
     store = state.open()

@@ -85,7 +85,7 @@ class SegmentLog:
     @property
     def rows(self) -> int:
         """The approximate rows of all durable segments; a clipped one counts in part."""
-        return sum(_rows_of(e.segment) for e in self.entries if e.segment is not None)
+        return sum(rows_of(e.segment) for e in self.entries if e.segment is not None)
 
     @property
     def keys(self) -> int:
@@ -95,7 +95,7 @@ class SegmentLog:
         for segment in (e.segment for e in self.entries if e.segment is not None):
             continues = last is not None and last.hash_max < segment.hash_min
             if segment.namespace_min == segment.namespace_max:
-                rows = _rows_of(segment) + (rows if continues else 0)
+                rows = rows_of(segment) + (rows if continues else 0)
             longest, last = max(longest, rows), segment
         return longest
 
@@ -210,7 +210,8 @@ class SegmentLog:
         )
 
 
-def _rows_of(segment: Segment) -> int:
+def rows_of(segment: Segment) -> int:
+    """Return about how many rows of a segment are in its clip."""
     low, high = max(segment.hash_min, segment.clip_low), min(segment.hash_max, segment.clip_high)
     if low > high:
         return 0

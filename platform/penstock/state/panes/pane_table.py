@@ -6,6 +6,7 @@ Called in the owner's thread; frozen rows are encoded in any.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from penstock.state.memory.slot_arrays import pieces, with_room
 from penstock.state.tiers.remote_panes import ColdPaneStore, RemotePanes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -284,6 +285,26 @@ class PaneTable:
         most = self.most_rows
         for first in range(0, table.num_rows, most):
             self._load(table.slice(first, most))
+
+    def loader(self, rows: int) -> Callable[[pa.Table], None]:
+        """Return the function that adds the rows of a restored segment, of which there are about `rows`.
+
+        It is `load`, unless they exceed the memory: then they are written to the file without a way through memory.
+        """
+        hot, cold = self._hot, self._cold
+        if cold is None or not self._bounded or hot.index.count or not self._policy.full(hot.bytes_with(rows), rows):
+            return self.load
+        return partial(self._load_into, cold)
+
+    def _load_into(self, cold: ColdPanes, table: pa.Table) -> None:
+        keys, hashes, panes, cells = table_to_rows(self.spec, table, self.heap)
+        self._restored(cells)
+        index = KeyIndex(self.spec.key_schema, small=True)
+        index.make_room(len(hashes))
+        slots, there = index.upsert(keys, hashes), cells[:, 0] != 0
+        cold.rows.put(index.view(), PaneCells(slots[there], panes[there], cells[there]))
+        if not there.all():
+            cold.rows.forget(index.view(), slots[~there], panes[~there])
 
     def _load(self, table: pa.Table) -> None:
         self._make_room(table.num_rows)
