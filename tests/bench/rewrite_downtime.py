@@ -226,6 +226,7 @@ def stopped(backend=None, **options):
         changes = {} if backend is None else {"backend": backend}
         new, began = scene.graph(job.name, **changes), scene.begin_change()
         uri = job.stop(timeout_ms=1000 * LIMIT_S, **options)
+        job.wait()
         told(way=job.name, stop_s=round(time.time() - began, 1))
         return scene.submit(new, uri)
 
