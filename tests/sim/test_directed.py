@@ -10,7 +10,7 @@ from tests.sim.scheduler import SimulationError
 from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
 
-from penstock.jobmanager.deploy.held_slots import HeldSlots
+from penstock.jobmanager.change.job_change import Rescale
 from penstock.operators.aggregates.combine import Combiner
 
 
@@ -169,7 +169,7 @@ def test_whoever_dies_while_a_taskmanager_is_drained(seed, strike):
 
 def test_a_job_that_keeps_the_slots_that_it_was_to_leave_is_seen(monkeypatch):
     """A planted fault: the slots of the drained TaskManager are not the ones that go back."""
-    monkeypatch.setattr(HeldSlots, "leave", lambda _self, _taskmanagers: None)
+    monkeypatch.setattr(Rescale, "slots", lambda self, job: (*job.held, *self.extra))
     simulated = draining(1, Swarm.quiet(random.Random(1)))
     simulated.execute()
     assert simulated.drained == 0

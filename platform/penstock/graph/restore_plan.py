@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.errors import StateMismatchError
+from penstock.core.errors import PenstockError, StateMismatchError
 from penstock.core.keygroup import HashRange, hash_range_of
 from penstock.core.snapshot import (
     Committable,
@@ -112,6 +112,20 @@ def assign_state(
         in_flight=assign_rows(graph, snapshots),
         checkpoint_id=checkpoint_id,
     )
+
+
+def bytes_to_prepare(graph: JobGraph, snapshots: Sequence[SubtaskSnapshot]) -> int | None:
+    """Return the keyed state that workers load before they replace running ones; None: they load it after the stop.
+
+    In bytes, of the subtask with the most of it; 0 if it cannot be assigned, for which the change is refused later.
+    """
+    if graph.settings.state_backend == "remote":
+        return None  # little is read at the start
+    try:
+        size = assign_state(graph, snapshots).read_bytes
+    except PenstockError:
+        size = 0
+    return size if size >= graph.settings.prepare_state_bytes else None
 
 
 def with_held(plan: RestorePlan, graph: JobGraph, held: Sequence[Committable]) -> RestorePlan:

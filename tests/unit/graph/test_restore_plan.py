@@ -14,16 +14,16 @@ from penstock.core.snapshot import (
     Tombstone,
 )
 from penstock.graph.job_graph import OperatorSpec
-from penstock.graph.restore_plan import assign_state
+from penstock.graph.restore_plan import assign_state, bytes_to_prepare
 from penstock.graph.state_check import restorable_states
 
 LOW = hash_range_of(0, 2, 1024)
 HIGH = hash_range_of(1, 2, 1024)
 
 
-def segment(low, high, **changes):
+def segment(low, high, length=0, **changes):
     values = {"position": 0, "writer": "r/v/0/0", "rows": 5, "namespace_min": 0, "namespace_max": 9}
-    return Segment(file=FileRef(path="data/x"), hash_min=low, hash_max=high, **{**values, **changes})
+    return Segment(file=FileRef(path="data/x", length=length), hash_min=low, hash_max=high, **{**values, **changes})
 
 
 def keyed(hashes, *segments, uid="w", state="panes", tombstones=()):
@@ -241,3 +241,22 @@ def test_operators_with_event_time_go_on_at_the_watermark_of_before(kind):
     """Or rows that were late would not be any more."""
     mark = OperatorStateSnapshot(uid="w", name="watermark", mode="union", items=(7,))
     assert restorable_states(OperatorSpec(uid="w", name="w", kind=kind), [(0, mark)], ()) == [(0, mark)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"prepare_state_bytes": 100}, 100),
+        ({"prepare_state_bytes": 101}, None),
+        ({"prepare_state_bytes": 0, "state_backend": "remote"}, None),
+    ],
+)
+def test_much_state_is_loaded_before_the_stop_unless_it_is_read_on_demand(job, settings, expected):
+    low, high = segment(LOW.low, LOW.high, 100), segment(HIGH.low, HIGH.high, 70)
+    assert bytes_to_prepare(job(**settings), of_window(keyed(LOW, low), keyed(HIGH, high))) == expected
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(0, 0), (1, None)])
+def test_state_that_cannot_be_assigned_counts_as_none(job, limit, expected):
+    unknown = of_window(keyed(LOW, segment(LOW.low, LOW.high, 100), uid="gone"))
+    assert bytes_to_prepare(job(prepare_state_bytes=limit), unknown) == expected

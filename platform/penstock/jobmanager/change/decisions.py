@@ -50,12 +50,10 @@ class AdoptDefinition:
 
     graph: JobGraph
     identity: JobIdentity
-    #: Additional slots that now belong to the job.
-    extra: tuple[Slot, ...] = ()
-    #: TaskManagers whose slots the job gives back.
-    leaves: tuple[str, ...] = ()
+    #: All slots of the job, in the order of the subtasks; it releases those that it does not need.
+    slots: tuple[Slot, ...]
     #: Workers that have started in the slots, with state loaded.
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[Worker, ...]
 
 
 @dataclass(frozen=True, slots=True)

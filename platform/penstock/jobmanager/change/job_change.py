@@ -14,22 +14,19 @@ is recorded, any leader completes it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.checkpoint.ha_records import UpgradeRecord
 from penstock.checkpoint.manifest_log import Manifest
-from penstock.checkpoint.recovery import RecoveryPlan
 from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import JobGraph, required_slots
 from penstock.graph.rescale import described
-from penstock.graph.restore_plan import assign_state
+from penstock.graph.restore_plan import assign_state, bytes_to_prepare
 from penstock.jobmanager.change.adapting import Adapting
 from penstock.jobmanager.change.decisions import AdoptDefinition, ChangeContext, ChangeDecision, Note, StopForChange
 from penstock.jobmanager.change.next_workers import ChangePreparation, NextDeployment
 from penstock.jobmanager.change.upgrading import Upgrading
 from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
-from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.messages import events as ev
 from penstock.jobmanager.messages.commands import OperationEnded, RecordChange, ReleaseSlots, RequestSlots
@@ -51,7 +48,9 @@ class RescalePhase(enum.Enum):
 
 
 @dataclass(slots=True)
-class _Rescale:
+class Rescale:
+    """One rescale: what was requested, and how far it is."""
+
     request: ev.RescaleRequested
     phase: RescalePhase
     #: Slots in addition to those the job holds.
@@ -62,17 +61,32 @@ class _Rescale:
         """The id of the request for its checkpoint."""
         return f"rescale-{self.request.request_id or self.request.run_id}"
 
+    def slots(self, job: ChangeContext) -> tuple[Slot, ...]:
+        """Return the slots of the new run, in the order of its subtasks; those that it leaves are last."""
+        return tuple(sorted((*job.held, *self.extra), key=self._leaves))
+
+    def missing_slots(self, job: ChangeContext) -> int:
+        """Return how many slots the new run lacks."""
+        return required_slots(self.request.graph) - sum(not self._leaves(slot) for slot in (*job.held, *self.extra))
+
+    def changes_nothing(self, job: ChangeContext) -> bool:
+        """Return whether the job has this parallelism, and no slot that it is to leave."""
+        return self.request.graph.vertices == job.graph.vertices and not any(map(self._leaves, job.held))
+
     def ended(self, error: str = "") -> list[ChangeDecision]:
         """Answer the request."""
         return [OperationEnded(self.request.request_id, error=error)] if self.request.request_id else []
 
+    def _leaves(self, slot: Slot) -> bool:
+        return slot.taskmanager_id in self.request.leaves
+
 
 class Rescaling:
-    """The rescale in progress, if any."""
+    """The rescale in progress, if any; its methods are in the order of its steps."""
 
     def __init__(self, preparation: ChangePreparation) -> None:
         """Start without a rescale."""
-        self._current: _Rescale | None = None
+        self._current: Rescale | None = None
         self._preparation = preparation
         #: Whether the last refusal was caused by a temporary obstacle.
         self.retry_soon = False
@@ -82,24 +96,29 @@ class Rescaling:
         """The step that the rescale waits for; None without a rescale."""
         return self._current.phase if self._current is not None else None
 
+    def awaits(self, answer: ev.ChangeAnswer) -> bool:
+        """Return whether the rescale waits for this answer."""
+        of_slots = isinstance(answer, ev.SlotsGranted | ev.SlotsRefused)
+        return self.phase is (RescalePhase.SLOTS if of_slots else RescalePhase.RECORD)
+
     def requested(self, request: ev.RescaleRequested, job: ChangeContext, obstacle: str) -> list[ChangeDecision]:
         """Start a rescale or refuse it; `obstacle` is a reason against it."""
-        current, asked = self._current, _Rescale(request, RescalePhase.SLOTS)
+        current, asked = self._current, Rescale(request, RescalePhase.SLOTS)
         away = f", away from {', '.join(request.leaves)}" if request.leaves else ""
         note = Note("rescale", f"requested: {described(request.graph)}{away}")
         if current is not None and current.request.request_id == request.request_id:
             return [note]
         if current is not None:
             obstacle = "another rescale of the job is under way"
-        elif not obstacle and request.graph.vertices == job.graph.vertices and _kept(job, request) == len(job.held):
+        elif not obstacle and asked.changes_nothing(job):
             return [note, *asked.ended()]
         if obstacle:
             self.retry_soon = True
             text = _with_hint(obstacle, _LATER)
             return [note, Note("rescale", f"refused: {text}"), *asked.ended(text)]
         self._current = asked
-        missing = required_slots(request.graph) - _kept(job, request)
-        return [note, RequestSlots(missing, wait=False)] if missing > 0 else [note, *self._begin(job)]
+        missing = asked.missing_slots(job)
+        return [note, RequestSlots(missing, wait=False)] if missing > 0 else [note, *self._prepare(asked, job)]
 
     def restarted(self, request: ev.RescaleRequested) -> list[ChangeDecision]:
         """Let a job that does not run start with another parallelism; the caller has checked that its state fits.
@@ -107,36 +126,36 @@ class Rescaling:
         A rescale that was to start meanwhile has failed.
         """
         decided = self.abandon("there are fewer slots than it needs")
-        self._current = _Rescale(request, RescalePhase.RECORD)
+        self._current = Rescale(request, RescalePhase.RECORD)
         record = RecordChange(request.request_id, request.run_id, request.graph)
         return [*decided, StopForChange("the job starts with another parallelism", record)]
 
-    def slots_refused(self, reason: str) -> list[ChangeDecision]:
-        """Abandon the rescale: slots are missing."""
-        return self.abandon(_with_hint(f"no slots: {reason}", "start another TaskManager, or ask for less"))
+    def answered(self, answer: ev.ChangeAnswer, job: ChangeContext) -> list[ChangeDecision]:
+        """Continue with an answer that the rescale `awaits`: about its slots, or the record of the new run."""
+        current = self._waiting()
+        match answer:
+            case ev.SlotsGranted(slots):
+                current.extra += slots
+                return self._prepare(current, job) if current.missing_slots(job) <= 0 else []
+            case ev.SlotsRefused(reason):
+                return self.abandon(_with_hint(f"no slots: {reason}", "start another TaskManager, or ask for less"))
+            case ev.ChangeRecorded():
+                own, slots, current.extra = job.identity.of_run(current.request.run_id), current.slots(job), ()
+                current.phase = RescalePhase.START
+                return [AdoptDefinition(current.request.graph, own, slots, self._preparation.take())]
+            case ev.ChangeNotRecorded(reason):
+                return self.abandon(_with_hint(f"it could not be recorded: {reason}", _REMOVE))
 
-    def slots_granted(self, slots: Sequence[Slot], job: ChangeContext) -> list[ChangeDecision]:
-        """Keep the granted slots, and request the checkpoint once there are enough."""
-        current = self._waiting_for(RescalePhase.SLOTS)
-        current.extra += tuple(slots)
-        enough = _kept(job, current.request) + len(current.extra) >= required_slots(current.request.graph)
-        return self._begin(job) if enough else []
-
-    def _begin(self, job: ChangeContext) -> list[ChangeDecision]:
+    def _prepare(self, current: Rescale, job: ChangeContext) -> list[ChangeDecision]:
         """Start the next workers if their state is large, else request the checkpoint."""
-        current = self._waiting_for(RescalePhase.SLOTS)
-        request = current.request
-        ids = job.identity.of_run(request.run_id).plan_ids(job.next_attempt)
-        slots = sorted((*job.held, *current.extra), key=lambda slot: slot.taskmanager_id in request.leaves)
-        planned = NextDeployment(request.graph, ids, slots)
-        if started := self._preparation.begin("rescale", current.checkpoint_request, planned, job):
-            current.phase = RescalePhase.PREPARE
-            return started
-        return self._request_checkpoint(current, job)
-
-    def _request_checkpoint(self, current: _Rescale, job: ChangeContext) -> list[ChangeDecision]:
-        current.phase = RescalePhase.CHECKPOINT
-        return [*job.checkpointing.request_for_change(current.checkpoint_request, job.now_ms)]
+        graph, newest = current.request.graph, job.checkpointing.newest_or_none
+        size = bytes_to_prepare(graph, newest.subtasks if newest is not None else ())
+        if size is None:
+            return self._request_checkpoint(current, job)
+        current.phase = RescalePhase.PREPARE
+        ids = job.identity.of_run(current.request.run_id).plan_ids(job.next_attempt)
+        planned = NextDeployment(graph, ids, current.slots(job), size)
+        return self._preparation.begin("rescale", current.checkpoint_request, planned, job)
 
     def decide(self, job: ChangeContext) -> list[ChangeDecision]:
         """Continue once the next workers have loaded their state, or cannot."""
@@ -145,6 +164,10 @@ class Rescaling:
             return []
         decided, ready = self._preparation.decide(job)
         return [*decided, *self._request_checkpoint(current, job)] if ready else decided
+
+    def _request_checkpoint(self, current: Rescale, job: ChangeContext) -> list[ChangeDecision]:
+        current.phase = RescalePhase.CHECKPOINT
+        return [*job.checkpointing.request_for_change(current.checkpoint_request, job.now_ms)]
 
     def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeDecision]:
         """Stop the job for the change if the state fits; ignore the result of another request."""
@@ -165,18 +188,12 @@ class Rescaling:
         record = RecordChange(request.request_id, request.run_id, request.graph)
         return [note, StopForChange("the job is being rescaled", record)]
 
-    def recorded(self, identity: JobIdentity) -> list[ChangeDecision]:
-        """Switch to the new run, with the additional slots."""
-        current = self._waiting_for(RescalePhase.RECORD)
-        current.phase = RescalePhase.START
-        own = identity.of_run(current.request.run_id)
-        extra, current.extra = current.extra, ()
-        workers = self._preparation.take()
-        return [AdoptDefinition(current.request.graph, own, extra, current.request.leaves, workers)]
-
-    def not_recorded(self, reason: str) -> list[ChangeDecision]:
-        """Abandon the rescale: its new run could not be recorded."""
-        return self.abandon(_with_hint(f"it could not be recorded: {reason}", _REMOVE))
+    def running(self) -> list[ChangeDecision]:
+        """Complete the rescale if the job now runs with the new parallelism."""
+        if self.phase is not RescalePhase.START:
+            return []
+        current, self._current = self._waiting(), None
+        return current.ended()
 
     def abandon(self, reason: str) -> list[ChangeDecision]:
         """Abandon the rescale: release its slots and fail the request."""
@@ -203,15 +220,8 @@ class Rescaling:
         current.extra = tuple(s for s in current.extra if s.taskmanager_id != taskmanager_id)
         return self.halted(f"TaskManager {taskmanager_id} with slots for the rescale is lost")
 
-    def running(self) -> list[ChangeDecision]:
-        """Complete the rescale if the job now runs with the new parallelism."""
-        if self.phase is not RescalePhase.START:
-            return []
-        current, self._current = self._waiting_for(RescalePhase.START), None
-        return current.ended()
-
-    def _waiting_for(self, phase: RescalePhase) -> _Rescale:
-        assert self._current is not None and self._current.phase is phase  # noqa: S101, PT018 - the callers see to it
+    def _waiting(self) -> Rescale:
+        assert self._current is not None  # noqa: S101 - the callers see to it
         return self._current
 
 
@@ -245,11 +255,6 @@ class JobChange:
         """Whether granted or refused slots belong to a rescale."""
         return self.rescaling.phase is RescalePhase.SLOTS
 
-    def obstacle(self, request: ev.BarrierRequested) -> str:
-        """Return why a user cannot have that checkpoint now; empty if the user can."""
-        plain = isinstance(request, ev.CheckpointRequested)
-        return "" if plain or self.upgrading.phase is None else "an upgrade of the job is under way"
-
     # --- requests and answers --------------------------------------------------------------------------------------
 
     def handle(self, event: ev.Change, job: ChangeContext) -> list[ChangeDecision]:
@@ -263,14 +268,13 @@ class JobChange:
                 return self.upgrading.requested(event, job, obstacle)
             case ev.UpgradeJudged(healthy):
                 return self.upgrading.verdict_given(healthy=healthy)
-            case ev.ChangeRecorded() if self.rescaling.phase is RescalePhase.RECORD:
-                return self.rescaling.recorded(job.identity)
+            case _ if self.rescaling.awaits(event):
+                return self.rescaling.answered(event, job)
             case ev.ChangeRecorded():
                 return self.upgrading.recorded(job)
-            case ev.ChangeNotRecorded(reason) if self.rescaling.phase is RescalePhase.RECORD:
-                return self.rescaling.not_recorded(reason)
             case ev.ChangeNotRecorded(reason):
                 return self.upgrading.not_recorded(reason, job.now_ms)
+        return []
 
     def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeDecision]:
         """Handle the result of the checkpoint that the rescale or upgrade requested."""
@@ -285,14 +289,6 @@ class JobChange:
     def halted(self, reason: str) -> list[ChangeDecision]:
         """Handle the end of the deployment before the checkpoint of the change was complete."""
         return [*self.rescaling.halted(reason), *self.upgrading.halted()]
-
-    def release_answered(
-        self, event: ev.ManifestAppended | ev.ManifestFailed, job: ChangeContext
-    ) -> list[ChangeDecision]:
-        """Handle the outcome of appending the upgrade's release."""
-        if isinstance(event, ev.ManifestFailed):
-            return self.upgrading.not_released(event.reason, job.now_ms)
-        return [*job.checkpointing.released(), *self.upgrading.released(job.now_ms)]
 
     # --- the course of the job -------------------------------------------------------------------------------------
 
@@ -311,17 +307,6 @@ class JobChange:
         """Return the time at which `decide` is due without an event."""
         times = (self.preparation.wake_ms(), self.upgrading.wake_ms(), self.adapting.wake_ms())
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
-
-    def log_read(self, plan: RecoveryPlan, job: ChangeContext) -> list[ChangeDecision]:
-        """Handle the recovery plan of a deployment."""
-        for manifest in plan.history:
-            self.upgrading.checkpointed(manifest)
-        return self.upgrading.log_read(plan.trial, job, finishing=plan.finishing)
-
-
-def _kept(job: ChangeContext, request: ev.RescaleRequested) -> int:
-    """Return how many of the held slots the new run may use."""
-    return sum(slot.taskmanager_id not in request.leaves for slot in job.held)
 
 
 def _with_hint(reason: str, hint: str) -> str:

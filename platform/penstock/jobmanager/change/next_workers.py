@@ -35,6 +35,8 @@ class NextDeployment:
     graph: JobGraph
     ids: PlanIds
     slots: Sequence[Slot]
+    #: The keyed state that the subtask with the most of it reads.
+    read_bytes: int
 
 
 class NextWorkers:
@@ -144,22 +146,18 @@ class ChangePreparation:
     def begin(
         self, kind: str, token: str, planned: NextDeployment, job: ChangeContext, *, new_version: bool = False
     ) -> list[ChangeDecision]:
-        """Start the next workers if a subtask has much state and there are slots; empty: they start after the stop.
+        """Start the next workers and request a checkpoint for them; there are enough slots.
 
         `kind` is that of entries in the event log, `token` names the requests for checkpoints. Workers of a new
         version have the environment of its graph.
         """
-        graph = planned.graph
-        size = state_bytes(graph, job.checkpointing.newest_or_none)
-        on_demand = graph.settings.state_backend == "remote"  # little is read at the start
-        if on_demand or size < graph.settings.prepare_state_bytes or len(planned.slots) < required_slots(graph):
-            return []
+        size = planned.read_bytes
         self._checkpointing = job.checkpointing
         self._number, self._kind, self._token, self._waits = self._number + 1, kind, token, True
         names = f"{planned.ids.job_id[:8]}-g{planned.ids.generation}-n{self._number}"
         self._next = NextWorkers(planned, names, job.now_ms + start_timeout_ms(size))
         note = Note(kind, f"the next workers load {size / 1e6:,.0f} MB of state each, while the job runs")
-        launched = self._next.launch(graph if new_version else None)
+        launched = self._next.launch(planned.graph if new_version else None)
         return [note, PauseCompactions(paused=True), *launched, *self._request(self._next, job)]
 
     def decide(self, job: ChangeContext) -> tuple[list[ChangeDecision], bool]:
@@ -217,16 +215,6 @@ class ChangePreparation:
 
     def _request(self, following: NextWorkers, job: ChangeContext) -> list[ChangeDecision]:
         return [*job.checkpointing.request_for_change(self._request_id(following), job.now_ms)]
-
-
-def state_bytes(graph: JobGraph, checkpoint: Manifest | None) -> int:
-    """Return the bytes of keyed state that the subtask with the most of it has to read; 0 if it cannot be assigned."""
-    if checkpoint is None:
-        return 0
-    try:
-        return assign_state(graph, checkpoint.subtasks).read_bytes
-    except PenstockError:
-        return 0  # the change is refused for it once its checkpoint is taken
 
 
 def pause_order(running: JobIdentity, *, paused: bool) -> PauseCompaction:

@@ -13,12 +13,12 @@ import msgspec
 
 from penstock.checkpoint.ha_records import UpgradePhase, UpgradePolicy, UpgradeRecord
 from penstock.checkpoint.manifest_log import Manifest
-from penstock.checkpoint.recovery import Trial
+from penstock.checkpoint.recovery import RecoveryPlan, Trial
 from penstock.connector.sink import SinkSpec
 from penstock.core.errors import PenstockError, UsageError
-from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
+from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph, required_slots
 from penstock.graph.operator_kinds import ENDS
-from penstock.graph.restore_plan import assign_state
+from penstock.graph.restore_plan import assign_state, bytes_to_prepare
 from penstock.graph.state_check import check_states, require_fit
 from penstock.jobmanager.change.decisions import AdoptDefinition, ChangeContext, ChangeDecision, Note, StopForChange
 from penstock.jobmanager.change.next_workers import ChangePreparation, NextDeployment
@@ -27,7 +27,14 @@ from penstock.jobmanager.deploy.deployment import publishing_sinks
 from penstock.jobmanager.deploy.job_log import JobIdentity, release_entry
 from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.messages.commands import AppendManifest, OperationEnded, ReadLog, RecordChange
-from penstock.jobmanager.messages.events import CopyTarget, UpgradeRequested
+from penstock.jobmanager.messages.events import (
+    BarrierRequested,
+    CheckpointRequested,
+    CopyTarget,
+    ManifestAppended,
+    ManifestFailed,
+    UpgradeRequested,
+)
 
 
 def sink_deliveries(graph: JobGraph) -> dict[str, str]:
@@ -227,6 +234,11 @@ class Upgrading:
         note = Note("upgrade", f"requested{_version(request.policy)}, from {text}")
         return [note, *self._send(RecordChange(self.record.token, upgrade=self.record))]
 
+    def obstacle(self, request: BarrierRequested) -> str:
+        """Return why a user cannot have that checkpoint now; empty if the user can."""
+        under_way = self.phase is not None and not isinstance(request, CheckpointRequested)
+        return "an upgrade of the job is under way" if under_way else ""
+
     def verdict_given(self, *, healthy: bool) -> list[ChangeDecision]:
         """Take a user's verdict on the new version; ignored unless it is on trial."""
         if self.phase is not UpgradeStage.TRIAL:
@@ -312,19 +324,21 @@ class Upgrading:
         self._last_error, self._restarts_exhausted = error, self._restarts_exhausted or final
         return self._current_record().policy.rollback
 
-    def log_read(self, trial: Trial | None, job: ChangeContext, *, finishing: bool) -> list[ChangeDecision]:
+    def log_read(self, plan: RecoveryPlan, job: ChangeContext) -> list[ChangeDecision]:
         """Handle the log of a deployment: an earlier leader may have released the run, or it ended on trial."""
-        self._log_known = True
+        for manifest in plan.history:
+            self.checkpointed(manifest)
+        self._log_known, trial = True, plan.trial
         if (
             self.phase not in (UpgradeStage.TRIAL, UpgradeStage.RELEASE)
             or trial is None
             or not self._current_record().policy.rollback
         ):
             return []
-        self._input_ended = trial.open and finishing
+        self._input_ended = trial.open and plan.finishing
         if not trial.open:
-            return self.released(job.now_ms)
-        return self._release("it has reached its end", job) if finishing else []
+            return self._released(job.now_ms)
+        return self._release("it has reached its end", job) if plan.finishing else []
 
     def decide(self, job: ChangeContext) -> list[ChangeDecision]:
         """Return the steps that are due."""
@@ -355,13 +369,14 @@ class Upgrading:
             return self._refuse(f"no checkpoint could be taken in time: {job.obstacle}", job.now_ms)
         if job.obstacle:
             return []
-        graph, ids = decode_graph(record.other), job.identity.of_run(record.run_id).plan_ids(job.next_attempt)
-        if started := self._preparation.begin(
-            "upgrade", self._tag, NextDeployment(graph, ids, job.held), job, new_version=True
-        ):
-            self.phase = UpgradeStage.PREPARE
-            return started
-        return self._cut(record, job)
+        graph, newest = decode_graph(record.other), job.checkpointing.newest_or_none
+        size = bytes_to_prepare(graph, newest.subtasks if newest is not None else ())
+        if size is None or len(job.held) < required_slots(graph):
+            return self._cut(record, job)
+        self.phase = UpgradeStage.PREPARE
+        ids = job.identity.of_run(record.run_id).plan_ids(job.next_attempt)
+        planned = NextDeployment(graph, ids, job.held, size)
+        return self._preparation.begin("upgrade", self._tag, planned, job, new_version=True)
 
     def _prepare(self, job: ChangeContext) -> list[ChangeDecision]:
         """Continue once the new workers have loaded their state, or cannot."""
@@ -416,18 +431,19 @@ class Upgrading:
         entry = release_entry(job.graph, job.identity, self._current_record().base, job.now_ms)
         return [Note("upgrade", f"healthy: {text}; releasing its output"), AppendManifest(RELEASE_TAG, entry)]
 
-    def released(self, now_ms: int) -> list[ChangeDecision]:
-        """Handle the release that is in the log."""
+    def release_answered(self, answer: ManifestAppended | ManifestFailed, job: ChangeContext) -> list[ChangeDecision]:
+        """Handle the outcome of appending the release; repeat it if the append failed or its outcome is unknown."""
+        if isinstance(answer, ManifestAppended):
+            return [*job.checkpointing.released(), *self._released(job.now_ms)]
+        self._retry_ms = job.now_ms + _RETRY_MS
+        return [Note("upgrade", f"release failed, retrying: {answer.reason}")]
+
+    def _released(self, now_ms: int) -> list[ChangeDecision]:
         if self.phase not in (UpgradeStage.TRIAL, UpgradeStage.RELEASE):
             return []
         again: list[ChangeDecision] = [ReadLog()] if self._input_ended else []
         self._input_ended = False
         return [*self._report("completed", "released", now_ms), *again]
-
-    def not_released(self, reason: str, now_ms: int) -> list[ChangeDecision]:
-        """Repeat the release, whose append failed or has an unknown outcome."""
-        self._retry_ms = now_ms + _RETRY_MS
-        return [Note("upgrade", f"release failed, retrying: {reason}")]
 
     def _report(self, phase: UpgradePhase, text: str, now_ms: int, error: str = "") -> list[ChangeDecision]:
         """Finish the upgrade with the running version kept; report and persist that."""
@@ -497,7 +513,7 @@ class Upgrading:
         upgrade, old = self._current_record(), job.identity
         allowed = upgrade.policy.allow_non_restored_state if command.trial is not None else ()
         own = JobIdentity(old.job_id, command.run_id, old.generation, allow_non_restored_state=allowed)
-        steps: list[ChangeDecision] = [AdoptDefinition(command.graph, own, workers=workers)]
+        steps: list[ChangeDecision] = [AdoptDefinition(command.graph, own, job.held, workers)]
         if command.trial is None and not ended:
             steps.append(OperationEnded(upgrade.token, uri=upgrade.savepoint, error=upgrade.reason))
         return steps

@@ -39,9 +39,14 @@ class HeldSlots:
             self._vacant.discard(place)
             self.slots.insert(place, slot)
 
-    def prepare(self, workers: Iterable[Worker], needed: int) -> None:
-        """Keep workers that have started in the slots, for the next deployment, which needs so many."""
-        self._prepared, self._needed = {worker.worker_id: worker for worker in workers}, needed
+    def adopt(self, slots: Iterable[Slot], prepared: Iterable[Worker], needed: int) -> None:
+        """Hold the slots of a new definition of the job, in this order, and workers that have started in them.
+
+        The next deployment needs the first `needed` slots; `trim` releases the others.
+        """
+        self.slots = list(slots)
+        self._vacant.clear()
+        self._prepared, self._needed = {worker.worker_id: worker for worker in prepared}, needed
 
     def take_prepared(self, needed: int) -> tuple[list[Worker], list[Worker]]:
         """Return the prepared workers in the first `needed` slots, and the others, to be killed."""
@@ -88,11 +93,6 @@ class HeldSlots:
             self._give_up(set(self._exiting.values()))
             self._exiting.clear()
         return not self._exiting
-
-    def leave(self, taskmanager_ids: Collection[str]) -> None:
-        """Make the slots of these TaskManagers the first ones that `trim` releases."""
-        self._vacant.clear()
-        self.slots.sort(key=lambda slot: slot.taskmanager_id in taskmanager_ids)
 
     def trim(self, needed: int) -> list[Command]:
         """Release the slots beyond `needed`; a worker in them has at least stopped, others start after its exit."""

@@ -191,14 +191,12 @@ class JobMaster:
                 return current.attempt_recorded() if current is not None and current.ids.attempt == attempt else []
             case _, ev.SlotsAvailable(free):
                 self.job_change.adapting.free = free
-            case _, ev.SlotsGranted(slots) if self.job_change.waits_for_slots:
-                return self._apply(self.job_change.rescaling.slots_granted(slots, self._change_context(now_ms)), now_ms)
+            case _, (ev.SlotsGranted() | ev.SlotsRefused()) as answer if self.job_change.waits_for_slots:
+                return self._apply(self.job_change.handle(answer, self._change_context(now_ms)), now_ms)
             case _, ev.SlotsGranted(slots):
                 return self._on_slots(slots)
             case _, ev.SlotsAwaited(text):
                 self.event_log.add(now_ms, "slots", f"waiting for {text}")
-            case _, ev.SlotsRefused(reason) if self.job_change.waits_for_slots:
-                return self._apply(self.job_change.rescaling.slots_refused(reason), now_ms)
             case Step.STARTING, ev.SlotsRefused(reason):
                 return self._fail(Failure(now_ms, f"no slots: {reason}"), now_ms)
             case Step.RUNNING, ev.SlotsRefused(reason) if self._region is not None:
@@ -255,7 +253,7 @@ class JobMaster:
             self.checkpointing.sweeper.listed(event.files, named, now_ms)
         self.event_log.add(now_ms, "recovery", recovered.text)
         self._steps.postpone(now_ms + recovered.start_timeout_ms)
-        decided = self._apply(self.job_change.log_read(recovered.plan, self._change_context(now_ms)), now_ms)
+        decided = self._apply(self.job_change.upgrading.log_read(recovered.plan, self._change_context(now_ms)), now_ms)
         if recovered.plan.finishing and recovered.plan.trial is not None and recovered.plan.trial.open:
             return decided  # the log is read again after the release: only then may the final output be published
         commands = decided + self._apply(self.checkpointing.begin(deployment, recovered.plan, now_ms), now_ms)
@@ -365,7 +363,7 @@ class JobMaster:
             self._end_written = True
             return []
         if event.tag == RELEASE_TAG:
-            return self._apply(self.job_change.release_answered(event, self._change_context(now_ms)), now_ms)
+            return self._apply(self.job_change.upgrading.release_answered(event, self._change_context(now_ms)), now_ms)
         if isinstance(event, ev.ManifestAppended):
             manifest = event.entry.manifest
             self.event_log.add(now_ms, "checkpoint", completed_text(event.tag))
@@ -457,7 +455,7 @@ class JobMaster:
         workers = counted(len(adoption.workers), "running worker")
         text = f"the new leader (generation {self.identity.generation}) has adopted {workers}"
         self.event_log.add(now_ms, "reconcile", text)
-        commands = self._apply(self.job_change.log_read(recovered.plan, self._change_context(now_ms)), now_ms)
+        commands = self._apply(self.job_change.upgrading.log_read(recovered.plan, self._change_context(now_ms)), now_ms)
         commands += deployment.adopt(recovered, adoption.workers.values(), adoption.tasks, now_ms)
         return [cmd.WorkersDecided(), *idle, *commands, *self.checkpointing.adopt(deployment, recovered.plan)]
 
@@ -720,9 +718,7 @@ class JobMaster:
         self.alignment = WatermarkAlignment(self.graph)
         self._reports.redefined(self.graph)
         self._restart = RestartPolicy(self.graph.settings.restart, proven=self._restart.proven)
-        self._held.add(step.extra)
-        self._held.leave(step.leaves)
-        self._held.prepare(step.workers, required_slots(step.graph))
+        self._held.adopt(step.slots, step.workers, required_slots(step.graph))
 
     def _close(self, state: JobStatus, now_ms: int) -> list[cmd.Command]:
         uncommitted = (tuple(self.checkpointing.pending.values()), self.checkpointing.pending_as_of)
@@ -747,7 +743,7 @@ class JobMaster:
 
     def _request(self, event: ev.BarrierRequested, now_ms: int) -> list[cmd.Command]:
         kind, target = ev.barrier_of(event)
-        if obstacle := self.job_change.obstacle(event):
+        if obstacle := self.job_change.upgrading.obstacle(event):
             return [cmd.OperationEnded(event.request_id, error=obstacle)]
         self.event_log.add(now_ms, "request", f"{kind} {target.uri}".strip())
         return self._apply(self.checkpointing.request(kind, event.request_id, target, now_ms), now_ms)

@@ -251,8 +251,10 @@ class Tick:
     """The time requested by `WakeAt` has been reached."""
 
 
+#: Answers that a rescale or upgrade waits for.
+ChangeAnswer = SlotsGranted | SlotsRefused | ChangeRecorded | ChangeNotRecorded
 #: Events that change a running job.
-Change = RescaleRequested | UpgradeRequested | UpgradeJudged | ChangeRecorded | ChangeNotRecorded
+Change = RescaleRequested | UpgradeRequested | UpgradeJudged | ChangeAnswer
 BarrierRequested = StopRequested | SavepointRequested | CheckpointRequested
 
 Event = (

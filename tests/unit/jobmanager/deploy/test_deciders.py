@@ -436,7 +436,7 @@ def test_new_slots_take_the_places_of_lost_ones(lost, granted, order):
     assert named(held.slots) == order
 
 
-def test_places_are_forgotten_when_the_job_gets_smaller_or_leaves_hosts():
+def test_places_are_forgotten_when_the_job_gets_smaller_or_changes():
     held = HeldSlots()
     held.add(slots_of("abcd"))
     held.taskmanager_lost("d")
@@ -444,7 +444,7 @@ def test_places_are_forgotten_when_the_job_gets_smaller_or_leaves_hosts():
     held.add(slots_of("e"))
     assert named(held.slots) == "abe"
     held.taskmanager_lost("b")
-    held.leave({"a"})
+    held.adopt(slots_of("ea"), (), 2)
     held.add(slots_of("f"))
     assert named(held.slots) == "eaf"
 
@@ -454,7 +454,7 @@ def replaced(prepared, needed):
     held, slots = HeldSlots(), slots_of("abc")
     held.add(slots)
     held.halt([Worker("old-0", slots[0]), Worker("old-1", slots[1])], 0)
-    held.prepare([Worker(f"new-{n}", slot) for n, slot in enumerate(slots[:prepared])], needed)
+    held.adopt(slots, [Worker(f"new-{n}", slot) for n, slot in enumerate(slots[:prepared])], needed)
     return held
 
 
