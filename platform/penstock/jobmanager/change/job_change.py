@@ -40,8 +40,7 @@ class RescalePhase(enum.Enum):
     """The step that a rescale waits for."""
 
     SLOTS = "slots"
-    #: The next workers load the state of a checkpoint.
-    PREPARE = "prepare"
+    #: Perhaps the next workers load state first.
     CHECKPOINT = "checkpoint"
     RECORD = "record"
     START = "start"
@@ -118,7 +117,7 @@ class Rescaling:
             return [note, Note("rescale", f"refused: {text}"), *asked.ended(text)]
         self._current = asked
         missing = asked.missing_slots(job)
-        return [note, RequestSlots(missing, wait=False)] if missing > 0 else [note, *self._prepare(asked, job)]
+        return [note, RequestSlots(missing, wait=False)] if missing > 0 else [note, *self._begin(asked, job)]
 
     def restarted(self, request: ev.RescaleRequested) -> list[ChangeDecision]:
         """Let a job that does not run start with another parallelism; the caller has checked that its state fits.
@@ -136,7 +135,7 @@ class Rescaling:
         match answer:
             case ev.SlotsGranted(slots):
                 current.extra += slots
-                return self._prepare(current, job) if current.missing_slots(job) <= 0 else []
+                return self._begin(current, job) if current.missing_slots(job) <= 0 else []
             case ev.SlotsRefused(reason):
                 return self.abandon(_with_hint(f"no slots: {reason}", "start another TaskManager, or ask for less"))
             case ev.ChangeRecorded():
@@ -146,28 +145,16 @@ class Rescaling:
             case ev.ChangeNotRecorded(reason):
                 return self.abandon(_with_hint(f"it could not be recorded: {reason}", _REMOVE))
 
-    def _prepare(self, current: Rescale, job: ChangeContext) -> list[ChangeDecision]:
-        """Start the next workers if their state is large, else request the checkpoint."""
+    def _begin(self, current: Rescale, job: ChangeContext) -> list[ChangeDecision]:
+        """Request the checkpoint, at once or when the next workers have loaded their state, if that is large."""
+        current.phase = RescalePhase.CHECKPOINT
         graph, newest = current.request.graph, job.checkpointing.newest_or_none
         size = bytes_to_prepare(graph, newest.subtasks if newest is not None else ())
         if size is None:
-            return self._request_checkpoint(current, job)
-        current.phase = RescalePhase.PREPARE
+            return [*job.checkpointing.request_for_change(current.checkpoint_request, job.now_ms)]
         ids = job.identity.of_run(current.request.run_id).plan_ids(job.next_attempt)
         planned = NextDeployment(graph, ids, current.slots(job), size)
-        return self._preparation.begin("rescale", current.checkpoint_request, planned, job)
-
-    def decide(self, job: ChangeContext) -> list[ChangeDecision]:
-        """Continue once the next workers have loaded their state, or cannot."""
-        current = self._current
-        if current is None or current.phase is not RescalePhase.PREPARE:
-            return []
-        decided, ready = self._preparation.decide(job)
-        return [*decided, *self._request_checkpoint(current, job)] if ready else decided
-
-    def _request_checkpoint(self, current: Rescale, job: ChangeContext) -> list[ChangeDecision]:
-        current.phase = RescalePhase.CHECKPOINT
-        return [*job.checkpointing.request_for_change(current.checkpoint_request, job.now_ms)]
+        return self._preparation.begin("rescale", current.checkpoint_request, planned, job, ev.NO_COPY)
 
     def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeDecision]:
         """Stop the job for the change if the state fits; ignore the result of another request."""
@@ -209,8 +196,7 @@ class Rescaling:
 
     def halted(self, reason: str) -> list[ChangeDecision]:
         """Abandon the rescale if the deployment ended before the checkpoint was complete."""
-        early = self.phase in (RescalePhase.SLOTS, RescalePhase.PREPARE, RescalePhase.CHECKPOINT)
-        return self.abandon(reason) if early else []
+        return self.abandon(reason) if self.phase in (RescalePhase.SLOTS, RescalePhase.CHECKPOINT) else []
 
     def taskmanager_lost(self, taskmanager_id: str) -> list[ChangeDecision]:
         """Drop the slots of a lost TaskManager that were kept for the rescale."""
@@ -294,7 +280,7 @@ class JobChange:
 
     def decide(self, job: ChangeContext) -> list[ChangeDecision]:
         """Return the steps that are due."""
-        decided = [*self.adapting.declare(job.graph), *self.rescaling.decide(job), *self.upgrading.decide(job)]
+        decided = [*self.adapting.declare(job.graph), *self.preparation.decide(job), *self.upgrading.decide(job)]
         more = self.adapting.grow(job, idle=self.idle)
         return decided if more is None else [*decided, *self.rescaling.requested(more, job, "")]
 

@@ -19,7 +19,9 @@ from penstock.jobmanager.change.decisions import ChangeContext, ChangeDecision, 
 from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint, Checkpointing
 from penstock.jobmanager.deploy.deployment import Worker, plan_tasks, start_timeout_ms
 from penstock.jobmanager.deploy.job_log import JobIdentity
+from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.messages.commands import Command, LaunchWorker, SendToWorker
+from penstock.jobmanager.messages.events import NO_COPY, CopyTarget
 from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc.messages import PauseCompaction, PrepareTasks, TasksPrepared, WorkerReady, WorkerReport
 
@@ -37,6 +39,8 @@ class NextDeployment:
     slots: Sequence[Slot]
     #: The keyed state that the subtask with the most of it reads.
     read_bytes: int
+    #: Whether its workers have the environment of this graph, else that of the running job.
+    new_version: bool = False
 
 
 class NextWorkers:
@@ -136,44 +140,45 @@ class ChangePreparation:
     def __init__(self) -> None:
         """Start without workers."""
         self._next: NextWorkers | None = None
-        self._kind = self._token = ""
+        #: The kind of entries in the event log, the id of the change's own checkpoint, and where that is copied to.
+        self._kind = self._checkpoint_request = ""
+        self._target = NO_COPY
         self._checkpointing: Checkpointing | None = None
-        #: Whether the change waits for them.
-        self._waits = False
+        #: Whether the change's own checkpoint waits for them.
+        self.waits = False
         #: Number of preparations under this leader, for the names of workers.
         self._number = 0
 
     def begin(
-        self, kind: str, token: str, planned: NextDeployment, job: ChangeContext, *, new_version: bool = False
+        self, kind: str, checkpoint_request: str, planned: NextDeployment, job: ChangeContext, target: CopyTarget
     ) -> list[ChangeDecision]:
         """Start the next workers and request a checkpoint for them; there are enough slots.
 
-        `kind` is that of entries in the event log, `token` names the requests for checkpoints. Workers of a new
-        version have the environment of its graph.
+        When they have loaded their state, or cannot, `decide` requests the checkpoint of the change itself, by this id
+        and with this copy. `kind` is that of entries in the event log.
         """
-        size = planned.read_bytes
-        self._checkpointing = job.checkpointing
-        self._number, self._kind, self._token, self._waits = self._number + 1, kind, token, True
+        size, self._checkpointing = planned.read_bytes, job.checkpointing
+        self._kind, self._checkpoint_request, self._target = kind, checkpoint_request, target
+        self._number, self.waits = self._number + 1, True
         names = f"{planned.ids.job_id[:8]}-g{planned.ids.generation}-n{self._number}"
         self._next = NextWorkers(planned, names, job.now_ms + start_timeout_ms(size))
         note = Note(kind, f"the next workers load {size / 1e6:,.0f} MB of state each, while the job runs")
-        launched = self._next.launch(planned.graph if new_version else None)
+        launched = self._next.launch(planned.graph if planned.new_version else None)
         return [note, PauseCompactions(paused=True), *launched, *self._request(self._next, job)]
 
-    def decide(self, job: ChangeContext) -> tuple[list[ChangeDecision], bool]:
-        """Return the steps that are due, and whether the change can continue: state is loaded, or cannot be."""
-        following = self._next
-        if following is None:
-            return [], True
+    def decide(self, job: ChangeContext) -> list[ChangeDecision]:
+        """Return the steps that are due: another round, or the change's own checkpoint."""
+        following, failed = self._next, list[ChangeDecision]()
+        if following is None or not self.waits or job.step is not Step.RUNNING:
+            return []
         if not following.problem and job.now_ms >= following.deadline_ms:
             following.problem = "it took too long"
         if following.problem:
-            note = Note(self._kind, f"state is read after the stop: {following.problem}")
-            return [note, *self.give_up()], True
-        if following.complete:
-            self._waits = False
-            return [], True
-        return (self._request(following, job) if following.take_turn() else []), False
+            failed = [Note(self._kind, f"state is read after the stop: {following.problem}"), *self.give_up()]
+        elif not following.complete:
+            return self._request(following, job) if following.take_turn() else []
+        self.waits = False
+        return [*failed, *job.checkpointing.request_for_change(self._checkpoint_request, job.now_ms, self._target)]
 
     def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeDecision]:
         """Let the next workers load the checkpoint that was requested for them; ignore another one."""
@@ -197,7 +202,7 @@ class ChangePreparation:
 
     def take(self) -> tuple[Worker, ...]:
         """Return the next workers, for the deployment."""
-        following, self._next = self._next, None
+        following, self._next, self.waits = self._next, None, False
         if self._checkpointing is not None:
             self._checkpointing.loaded_sequence = None
         return () if following is None else tuple(following.workers.values())
@@ -208,10 +213,10 @@ class ChangePreparation:
 
     def wake_ms(self) -> int | None:
         """Return the time at which `decide` is due without an event."""
-        return self._next.deadline_ms if self._next is not None and self._waits else None
+        return self._next.deadline_ms if self._next is not None and self.waits else None
 
     def _request_id(self, following: NextWorkers) -> str:
-        return f"prepare-{following.round}-{self._token}"
+        return f"prepare-{following.round}-{self._checkpoint_request}"
 
     def _request(self, following: NextWorkers, job: ChangeContext) -> list[ChangeDecision]:
         return [*job.checkpointing.request_for_change(self._request_id(following), job.now_ms)]

@@ -157,8 +157,7 @@ class UpgradeStage(enum.Enum):
     INTENT = "intent"
     #: The job must run before its checkpoint can be taken.
     WAIT = "wait"
-    #: The new workers load the state of a checkpoint.
-    PREPARE = "prepare"
+    #: Perhaps the new workers load state first.
     CHECKPOINT = "cut"
     #: The old workers are killed; the new version is being recorded.
     SWITCH = "switch"
@@ -296,7 +295,7 @@ class Upgrading:
 
     def halted(self) -> list[ChangeDecision]:
         """Give up the new workers: the deployment of the old version has ended before the switch."""
-        if self.phase is UpgradeStage.PREPARE:
+        if self.phase is UpgradeStage.CHECKPOINT and self._preparation.waits:
             self.phase = UpgradeStage.WAIT
         return self._preparation.give_up() if self.phase in (UpgradeStage.WAIT, UpgradeStage.CHECKPOINT) else []
 
@@ -348,8 +347,6 @@ class Upgrading:
             return self._retry(job) if job.now_ms >= self._retry_ms else []
         if self.phase in (UpgradeStage.WAIT, UpgradeStage.CHECKPOINT):
             return self._resume_old(job) if self._stopped else self._wait(job)
-        if self.phase is UpgradeStage.PREPARE:
-            return self._prepare(job)
         return self._judge(job) if self.phase is UpgradeStage.TRIAL else []
 
     def _resume_old(self, job: ChangeContext) -> list[ChangeDecision]:
@@ -371,22 +368,12 @@ class Upgrading:
             return []
         graph, newest = decode_graph(record.other), job.checkpointing.newest_or_none
         size = bytes_to_prepare(graph, newest.subtasks if newest is not None else ())
+        self.phase, target = UpgradeStage.CHECKPOINT, CopyTarget(record.savepoint, native=record.policy.native)
         if size is None or len(job.held) < required_slots(graph):
-            return self._cut(record, job)
-        self.phase = UpgradeStage.PREPARE
+            return [*job.checkpointing.request_for_change(self._tag, job.now_ms, target)]
         ids = job.identity.of_run(record.run_id).plan_ids(job.next_attempt)
-        planned = NextDeployment(graph, ids, job.held, size)
-        return self._preparation.begin("upgrade", self._tag, planned, job, new_version=True)
-
-    def _prepare(self, job: ChangeContext) -> list[ChangeDecision]:
-        """Continue once the new workers have loaded their state, or cannot."""
-        decided, ready = self._preparation.decide(job)
-        return [*decided, *self._cut(self._current_record(), job)] if ready else decided
-
-    def _cut(self, record: UpgradeRecord, job: ChangeContext) -> list[ChangeDecision]:
-        self.phase = UpgradeStage.CHECKPOINT
-        target = CopyTarget(record.savepoint, native=record.policy.native)
-        return [*job.checkpointing.request_for_change(self._tag, job.now_ms, target)]
+        planned = NextDeployment(graph, ids, job.held, size, new_version=True)
+        return self._preparation.begin("upgrade", self._tag, planned, job, target)
 
     def _judge(self, job: ChangeContext) -> list[ChangeDecision]:
         record, healthy = self._current_record(), self._verdict
