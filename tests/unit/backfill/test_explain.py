@@ -181,3 +181,19 @@ def test_the_command_runs_nothing_and_needs_no_target(tmp_path, monkeypatch, cap
     with pytest.raises(SystemExit):
         main.app()
     assert "a backfill needs a folder for its savepoint (add --to URI, or --explain)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--until", "yesterday", "--until 'yesterday' is not a position"),
+        ("--cut-over", "yesterday", "--cut-over 'yesterday' is not a position"),
+        ("--history", "orders", "--history 'orders' is malformed"),
+    ],
+)
+def test_options_are_checked_with_explain_too(tmp_path, monkeypatch, capsys, option, value, message):
+    monkeypatch.setattr(sys, "argv", ["penstock", "backfill", str(tmp_path / "job.py"), "--explain", option, value])
+    with pytest.raises(SystemExit) as ended:
+        main.app()
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err

@@ -24,7 +24,7 @@ from penstock.core.rand import SystemRand
 if TYPE_CHECKING:
     from penstock.backfill.engine import Engine, Progress
     from penstock.backfill.histories import TableHistory
-    from penstock.backfill.run import BackfillResult
+    from penstock.backfill.run import BackfillOptions, BackfillResult
     from penstock.backfill.stages import Stage
     from penstock.graph.job_graph import JobGraph
 
@@ -150,11 +150,6 @@ def backfill(
     """
     from penstock.backfill.run import Backfill, BackfillOptions
 
-    if explain:
-        _explain(planned(job, parse_overrides(settings or []), ""), parts, master, tuple(accept or ()), as_json=json)
-        return
-    if not target:
-        raise UsageError("a backfill needs a folder for its savepoint", hint="add --to URI, or --explain")
     options = BackfillOptions(
         target=target,
         until=parse_until(until),
@@ -163,6 +158,11 @@ def backfill(
         parts=parts,
         accept=tuple(accept or ()),
     )
+    if explain:
+        _explain(planned(job, parse_overrides(settings or []), ""), options, master, as_json=json)
+        return
+    if not target:
+        raise UsageError("a backfill needs a folder for its savepoint", hint="add --to URI, or --explain")
     if master is None:
         refuse_settings(spark_conf, way="add a master: --master local[4]")
     given = spark_settings(spark_conf)
@@ -189,13 +189,12 @@ def backfill(
     say(f"event time is at {_time(result.watermark)}; start the job with: penstock run {job} --from {result.uri}")
 
 
-def _explain(graph: JobGraph, parts: int, master: str | None, accept: tuple[str, ...], *, as_json: bool) -> None:
+def _explain(graph: JobGraph, options: BackfillOptions, master: str | None, *, as_json: bool) -> None:
     from penstock.backfill.explain import explain, lines
     from penstock.backfill.qualify import require_qualified
-    from penstock.backfill.run import PIECE_ROWS
 
-    require_qualified(graph, accept)
-    stages = explain(graph, parts=parts, piece_rows=PIECE_ROWS, master=master)
+    require_qualified(graph, options.accept)
+    stages = explain(graph, parts=options.parts, piece_rows=options.piece_rows, master=master)
     if as_json:
         print_json({"job": graph.name, "stages": stages})
         return
