@@ -21,7 +21,17 @@ from penstock.core.structs import prepare
 _HINT = "see the table of settings in the docs"
 #: The setting that msgspec's error is about.
 _PATH = re.compile(r"at `\$\.([\w.]+)")
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_UNITS_MS = {
+    unit: size
+    for size, units in {
+        1: ("ms",),
+        1_000: ("s", "sec", "second", "seconds"),
+        60_000: ("m", "min", "minute", "minutes"),
+        3_600_000: ("h", "hour", "hours"),
+        86_400_000: ("d", "day", "days"),
+    }.items()
+    for unit in units
+}
 MOST_SUBTASKS = 1 << 15
 #: Managed memory of a slot whose job sets none.
 DEFAULT_MANAGED_BYTES = 256 << 20
@@ -300,7 +310,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_duration_ms(value: str | float, what: str = "duration") -> int:
-    """Return the nearest milliseconds of `"5s"`, `"100ms"`, `"1m"`, `"2h"`, `"1d"`; numbers are seconds.
+    """Return the nearest milliseconds of `"5s"`, `"100ms"`, `"1m"`, `"2 hours"`, `"1d"`; numbers are seconds.
 
     Raises:
         UsageError: not a duration.
@@ -321,10 +331,10 @@ def _milliseconds(value: str | float, what: str) -> Decimal:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return Decimal(str(value)) * 1000
     # other types are possible: a function for a session's gap
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)\s*", value if type(value) is str else "")
-    if match is None:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", value if type(value) is str else "")
+    if match is None or match[2] not in _UNITS_MS:
         msg = f"{what} {argument_text(value)} is not a duration"
-        raise UsageError(msg, hint="write for example '500ms', '5s', '1m'")
+        raise UsageError(msg, hint="write a number and ms, s, m, h or d, such as '500ms', '5s', '1m'")
     return Decimal(match[1]) * _UNITS_MS[match[2]]
 
 

@@ -165,8 +165,8 @@ MISTAKES = {
     "window without event time": ('plain.key_by("merchant").window(ps.Tumbling("1m"))', "no event time", "watermarks="),
     "window_all without event time": ('plain.window_all(ps.Tumbling("1m"))', "no event time", "watermarks="),
     "window: no duration": (
-        'keyed.window(ps.Tumbling("1 minute"))',
-        "'1 minute' is not a duration",
+        'keyed.window(ps.Tumbling("1 moment"))',
+        "'1 moment' is not a duration",
         "'500ms', '5s', '1m'",
     ),
     "window: a function for a gap": (

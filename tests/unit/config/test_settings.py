@@ -25,6 +25,10 @@ from penstock.core.errors import UsageError
         (0.029, 29),
         (1.001, 1_001),
         ("0.6ms", 1),
+        ("1 minute", 60_000),
+        ("90 seconds", 90_000),
+        ("2hours", 7_200_000),
+        ("1 day", 86_400_000),
     ],
 )
 def test_durations(text: str | int, expected: int) -> None:
@@ -36,10 +40,11 @@ def test_durations_of_event_time() -> None:
     assert {value: parse_duration_us(value) for value in values} == values
 
 
-@pytest.mark.parametrize("text", ["5", "5 parsecs", "", "-1s", float("nan"), float("inf")])
+@pytest.mark.parametrize("text", ["5", "5 parsecs", "minute", "1 minute 5 s", "", "-1s", float("nan"), float("inf")])
 def test_what_is_no_duration_is_refused(text: str | float) -> None:
-    with pytest.raises(UsageError, match="is not a duration"):
+    with pytest.raises(UsageError, match="is not a duration") as refused:
         parse_duration_ms(text)
+    assert "ms, s, m, h or d" in refused.value.hint
 
 
 @pytest.mark.parametrize(
