@@ -162,6 +162,25 @@ def configuration(
     return Resolved(_checked(settings, origins), origins, path)
 
 
+def require_of_job(name: str, value: str) -> None:
+    """Refuse a setting for a job that belongs in another section of the file.
+
+    Raises:
+        UsageError: it does; an unknown one with the nearest name of the section.
+    """
+    section = name.partition(".")[0]
+    if section == "job" or section not in Configuration.__struct_fields__:
+        return
+    try:
+        overridden(Configuration(), {name: value})
+    except UsageError as error:
+        msg = f"{error.message}; settings of {section} are in {FILE_NAME}, not in a job"
+        raise UsageError(msg, hint=error.hint) from error
+    variable = PREFIX + name.replace(".", _SEPARATOR).replace("-", "_").upper()
+    hint = f"write it in section [{section}] of {FILE_NAME}, or set the environment variable {variable}"
+    raise UsageError(f"{name!r} is not a setting of a job", hint=hint)
+
+
 def home() -> Path:
     """Return the folder of local clusters' records and of the user's secret: $PENSTOCK_HOME or ~/.penstock."""
     return Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".penstock")

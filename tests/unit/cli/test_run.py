@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.start.run import JobCommands, _totals, run
+from penstock.cli.start.run import JobCommands, _totals, parse_overrides, run
 from penstock.client import executors
 from penstock.client.handle import JobHandle
+from penstock.core.errors import UsageError
 from penstock.graph.executor import JobResult
 
 
@@ -92,3 +93,24 @@ def test_a_job_that_left_input_unread_is_not_told_that_nothing_was_left():
     lines = _totals(result(**resumed, unread=("source in: 5 bytes more are not read",)))
     assert lines == ["  it resumed from checkpoint 1 and read no rows", "  source in: 5 bytes more are not read"]
     assert _totals(result(rows_read={"in": 2}, unread=("u",))) == ["  read 2 rows from in", "  u"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message", "hint"),
+    [
+        ("taskmanager.slots=4", "'taskmanager.slots' is not a setting of a job", "[taskmanager] of penstock.toml"),
+        ("taskmanager.memory=4GB", "'taskmanager.memory' is not", "variable PENSTOCK__TASKMANAGER__MEMORY"),
+        (
+            "taskmanager.slot=4",
+            "unknown setting 'taskmanager.slot'; settings of taskmanager are in penstock.toml, not in a job",
+            "did you mean 'taskmanager.slots'?",
+        ),
+        ("job.parallelism=2", "unknown setting 'job.parallelism'", "did you mean 'parallelism'?"),
+        ("paralelism=2", "unknown setting 'paralelism'", "did you mean 'parallelism'?"),
+    ],
+)
+def test_a_setting_that_no_job_has_is_refused_with_its_place(setting, message, hint):
+    with pytest.raises(UsageError) as refused:
+        parse_overrides([setting])
+    assert message in refused.value.message
+    assert hint in refused.value.hint

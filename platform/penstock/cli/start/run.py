@@ -32,6 +32,7 @@ from penstock.cli.start.spark_options import (
 from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitOptions
 from penstock.client.failures import first_bad_record
 from penstock.client.handle import TERMINAL
+from penstock.config.config_file import require_of_job
 from penstock.config.settings import JobSettings, overridden
 from penstock.core.counts import counted
 from penstock.core.errors import UsageError, cluster_option, job_command
@@ -266,6 +267,7 @@ def parse_overrides(settings: list[str], parallelism: int | None = None) -> dict
         if not equals:
             msg = f"--set {setting!r} has no value"
             raise UsageError(msg, hint="use --set key=value")
+        require_of_job(key, value)
         overrides[key] = value
     if parallelism is not None:
         overrides["parallelism"] = str(parallelism)
