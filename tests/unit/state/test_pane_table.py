@@ -8,7 +8,8 @@ from tests.support.sizes import given, sizes
 
 from penstock.core.errors import PenstockError
 from penstock.kernels.aggregates.pages import PAGE_ROWS
-from penstock.kernels.keys.key_columns import FixedColumn
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.key_columns import FixedColumn, key_columns
 from penstock.state.cells.accumulators import PaneTableSpec
 from penstock.state.keys.key_index import KeyIndex
 
@@ -260,10 +261,18 @@ def test_evicted_changes_are_spilled_to_disk(state):
     assert not list(state.directory.rglob("*.parquet")), "durable: no longer needed here"
 
 
-def test_late_firing_is_for_the_given_keys(state):
-    from penstock.kernels.keys.hashing import hash_columns
-    from penstock.kernels.keys.key_columns import key_columns
+def test_a_loaded_deletion_removes_a_row_that_is_cold(state):
+    table = state.open(backend="rocksdb", memory=100_000).pane_table("panes", state.spec)
+    state.update(table, range(3000), [0] * 3000)
+    assert len(table._hot.index.hashes) < 3000
+    batch = pa.record_batch({"k": pa.array([17, 4000], pa.int64())})
+    empty = {"__namespace": [0, 0], "__rows": [0, 0], "total": [0, 0], "__deleted": [True, True], "__seq": [0, 1]}
+    deletions = {"__key_hash": hash_columns(batch, ("k",)), "k": [17, 4000]} | empty
+    table.load(pa.table(deletions).cast(state.spec.segment_schema))
+    assert state.rows(table) == {key: (1, 1) for key in range(3000) if key != 17}
 
+
+def test_late_firing_is_for_the_given_keys(state):
     table = state.open().pane_table("panes", state.spec)
     state.update(table, [1, 2, 3], [0, 0, 0])
     batch = pa.record_batch({"k": pa.array([3, 1, 3])})
@@ -272,9 +281,6 @@ def test_late_firing_is_for_the_given_keys(state):
 
 
 def test_late_firing_finds_keys_that_are_cold(state):
-    from penstock.kernels.keys.hashing import hash_columns
-    from penstock.kernels.keys.key_columns import key_columns
-
     table = state.open(backend="rocksdb", memory=100_000).pane_table("panes", state.spec)
     state.update(table, range(3000), [0] * 3000)
     state.update(table, [5000, 17], [0, 0])

@@ -139,6 +139,13 @@ def listed(rows):
     return rows.counts.tolist(), [column.to_pylist() for column in rows.columns]
 
 
+def test_rows_of_a_key_keep_their_order_in_its_record():
+    keys = np.random.default_rng(1).integers(0, 5, 1000)
+    found = KeyRows.of([pa.array(range(1000))], keys, 6, by_first=False)
+    assert found.counts.tolist() == [*np.bincount(keys).tolist(), 0]
+    assert found.columns[0].to_pylist() == [row for key in range(5) for row in np.flatnonzero(keys == key).tolist()]
+
+
 @pytest.mark.parametrize("states", [1, 2])
 def test_rows_of_keys_are_loaded_from_their_records(states):
     store, held = stored([pa.int64()], *[[pa.string(), pa.int64()]] * (states - 1))
@@ -394,6 +401,51 @@ def test_what_was_removed_in_memory_does_not_come_back_with_a_piece_fetched_befo
     rows.settle()
     assert rows.index.count == 1, "keys without anything are forgotten"
     assert values(table, rows.upsert(*asked(one)).copy()) == [None]
+    store.close()
+
+
+def test_remote_keys_that_were_only_read_count_as_local_again_when_they_leave(tmp_path):
+    world = World(tmp_path, 1 << 30)
+    store, rows, table = world.open(state_backend="remote")
+    keys = pa.array(range(3000), pa.int64())
+    add(rows, table, keys, 5)
+    saved = world.save(store)
+    store.close()
+    world.limit = 100_000
+    store, rows, table = world.open(saved, state_backend="remote")
+    fetched = []
+    for _ in range(3):
+        assert values(table, slots_of(rows, keys)) == [5] * 3000
+        rows.settle()
+        assert rows.index.count == 0
+        fetched.append(int(rows.cold.local_bytes.sum()))
+    assert fetched[0] > 3000 * 8
+    assert fetched == [fetched[0]] * 3, "the space of their records is bounded"
+    store.close()
+
+
+def test_a_new_key_that_was_saved_fetched_and_removed_does_not_come_back(tmp_path):
+    world = World(tmp_path, 1 << 30)
+    remote = {"state_backend": "remote", "remote_local_bytes": 1, "limits": StateLimits(dead_keys=1)}
+    store, rows, table = world.open(**remote)
+    add(rows, table, pa.array(range(100), pa.int64()), 5)
+    regions = rows.fetcher.fetch_ranges.regions_of(np.concatenate([asked(key)[1] for key in range(200)])).tolist()
+    new = next(key for key in range(100, 200) if regions[key] in regions[:100])
+    beside = regions.index(regions[new])
+    far = next(key for key in range(100) if regions[key] != regions[new])
+    saved = world.save(store)
+    store.close()
+    store, rows, table = world.open(saved, **remote)
+    add(rows, table, pa.array([new]), 7)
+    world.save(store)
+    for key in (far, beside):  # the region of the new key is dropped, then fetched with its saved row
+        assert values(table, rows.upsert(*asked(key)).copy()) == [5]
+    assert rows.fetcher.dropped_regions == 2
+    table.clear(slots_of(rows, pa.array([new, far])))
+    world.save(store)
+    rows.settle()
+    assert rows.index.count == 1, "the removed keys are forgotten"
+    assert values(table, rows.upsert(*asked(new)).copy()) == [None]
     store.close()
 
 
