@@ -176,7 +176,8 @@ class MapChanges:
 class MapState(Generic[K, V]):
     """A map for every key; declared as a class attribute: `seen: ps.MapState[str, int] = ps.map_state()`.
 
-    Iteration follows the rules of a dict. Its order is that of insertion until a restart, which may change it.
+    Iteration follows the rules of a dict. Its order is that of insertion until a restart or a fetch of remote
+    state, which may change it.
     """
 
     __slots__ = ("_cells", "_changed", "_changes", "_current", "_declaration", "_maps", "_normal")
