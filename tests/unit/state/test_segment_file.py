@@ -98,6 +98,19 @@ def test_a_merge_in_many_pieces_reads_a_row_group_once(small, monkeypatch):
     assert len(stored.asked) == 1 + 3
 
 
+def test_a_merge_reads_no_more_bytes_at_a_time_than_it_may_hold(small, monkeypatch):
+    stored = Stored()
+    groups = pq.ParquetFile(io.BytesIO(stored.data)).metadata
+    size = sum(groups.row_group(number).total_byte_size for number in range(groups.num_row_groups))
+    given(monkeypatch, merged_bytes=-(-size // 5), run_bytes=1)
+    file = SegmentFile(stored.segment, stored.read, sizes())
+    merged = merge_segments([file], (), SCHEMA, within=ALL_HASHES, keep_deleted=False)
+    first = next(merged)
+    assert first.num_rows == ROWS // 5
+    assert len(stored.asked) <= 1 + 3, "the footer, two row groups and the one that the next part shares"
+    assert first.num_rows + sum(table.num_rows for table in merged) == ROWS
+
+
 def test_what_is_far_apart_is_not_read_in_one(small, monkeypatch):
     stored = Stored()
     given(monkeypatch, run_bytes=1)

@@ -148,13 +148,17 @@ class SegmentFile:
             return part
         return part.filter(pa.array(np.isin(part.column(KEY_HASH).to_numpy(), self._hashes)))
 
-    def estimated_rows(self, wanted: HashRange) -> int:
-        """Return about how many rows are in a range, if those of a row group are spread evenly."""
-        found = 0.0
+    def estimated(self, wanted: HashRange) -> tuple[int, int]:
+        """Return about how many rows are in a range, and the bytes of their encoded columns without compression.
+
+        The rows of a row group count as spread evenly.
+        """
+        rows = size = 0.0
         for group in self.within(wanted):
-            common = min(group.high, wanted.high) - max(group.low, wanted.low) + 1
-            found += group.rows * common / (group.high - group.low + 1)
-        return int(found)
+            part = (min(group.high, wanted.high) - max(group.low, wanted.low) + 1) / (group.high - group.low + 1)
+            rows += group.rows * part
+            size += self._metadata.row_group(group.number).total_byte_size * part
+        return int(rows), int(size)
 
     def fetch(self, run: Sequence[RowGroup]) -> bytes:
         """Return the verified bytes of neighbouring row groups; empty if the file is in memory."""

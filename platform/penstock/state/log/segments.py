@@ -335,7 +335,7 @@ def merge_segments(
     keep_deleted: bool,
     expired: int | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield the newest visible row of every (key, namespace), sorted by hash, in tables of bounded size.
+    """Yield the newest visible row of every (key, namespace), sorted by hash, in tables of bounded rows and bytes.
 
     Only the row groups that a table needs are read. With a time-to-live, rows last accessed at `expired` or before
     become deletions.
@@ -346,8 +346,9 @@ def merge_segments(
         return
     limits, readers = ordered[0].limits, [AscendingReader(file) for file in ordered]
     clips = [clip_of(file.segment, span) for file in ordered]
-    total = sum(file.estimated_rows(clip) for file, clip in zip(ordered, clips, strict=True) if clip is not None)
-    for piece in span.split(-(-total // limits.merged_rows)):
+    sizes = [file.estimated(clip) for file, clip in zip(ordered, clips, strict=True) if clip is not None]
+    rows, size = map(sum, zip(*sizes, strict=True))
+    for piece in span.split(max(-(-rows // limits.merged_rows), -(-size // limits.merged_bytes))):
         tables = [table for reader in readers for table in read_visible(reader, tombstones, piece)]
         for part in _merge_batches(tables, limits.merged_bytes):
             every = conformed(part, schema)

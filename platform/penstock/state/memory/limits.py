@@ -27,8 +27,8 @@ class StateLimits:
     encoded_rows: int = 65_536
     #: Rows that a compaction or a savepoint merges at a time.
     merged_rows: int = 250_000
-    #: Bytes of different hashes that are merged at a time; a string column must stay below 2 GiB.
-    merged_bytes: int = 1 << 30
+    #: Bytes of different hashes that are merged at a time, which takes several times as much memory.
+    merged_bytes: int = 128 << 20
     #: Segment files smaller than this many bytes are read in one call.
     whole_file_bytes: int = 1 << 20
     #: Segment files smaller than this many bytes are never part of a longer sorted run.
