@@ -28,7 +28,7 @@ from penstock.client.kernels import compile_kernels
 from penstock.config.settings import parse_duration_ms
 from penstock.core.clock import ManualClock
 from penstock.core.elements import BarrierKind
-from penstock.core.errors import UsageError
+from penstock.core.errors import UsageError, argument_text
 from penstock.core.rand import SeededRand
 from penstock.core.schema import schema_to_text
 from penstock.core.views import plain_schema
@@ -109,19 +109,23 @@ class JobHarness:
 
         Raises:
             TypeError: an unknown option.
-            UsageError: no job, or it cannot be built; no duration. StateMismatchError: the savepoint does not fit.
+            UsageError: no job, or it cannot be built; no duration or number. StateMismatchError: the savepoint does
+                not fit.
             JobFailedError: a function failed when it was opened.
         """
         if unknown := sorted(options.keys() - RunOptions.__annotations__.keys()):
             raise TypeError(f"JobHarness() got an unexpected keyword argument {unknown[0]!r}")
         faults, timeout = options.get("faults", ()), options.get("timeout")
+        _require_number("parallelism", parallelism)
+        _require_number("partitions", partitions)
         compile_kernels()
-        self._folder = Path(tempfile.mkdtemp(prefix="penstock-testing-"))
         self._inputs: dict[str, PushedRows] = {}
         self._outputs: dict[str, CollectedRows] = {}
         #: Sources with rows of their own.
         self._collections: set[str] = set()
+        self._closed = False
         graph = _graph_of(job)
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-testing-"))
         root = f"memory://penstock-testing-{next(_numbers)}"
         settings = msgspec.structs.replace(graph.settings, buffer_timeout_ms=0, checkpoint_root=root)
         graph = msgspec.structs.replace(graph, settings=settings)
@@ -160,6 +164,7 @@ class JobHarness:
 
     def close(self) -> None:
         """End the job and remove its files; idempotent."""
+        self._closed = True
         self._job.close()
         feeds: list[Feed] = [*self._inputs.values(), *self._outputs.values()]
         for feed in feeds:
@@ -310,6 +315,7 @@ class JobHarness:
 
     def rescale(self, parallelism: int) -> None:
         """Take a checkpoint and continue from it with another parallelism."""
+        _require_number("parallelism", parallelism)
         self.checkpoint()
         with self._limit.watched():
             self._restart(_parallel(self._written, parallelism))
@@ -374,6 +380,9 @@ class JobHarness:
         return next(v for v in self._job.graph.vertices if v.operators[0].uid == source)
 
     def _input(self, source: str) -> PushedRows:
+        if self._closed:
+            msg = f"job {self._written.name!r}: the harness is closed, so source {source!r} takes no input"
+            raise UsageError(msg, hint="give it inside of the block `with JobHarness(...) as job:`")
         if source in self._collections:
             msg = (
                 f"job {self._written.name!r}: source {source!r} has the rows of env.from_collection and takes no others"
@@ -402,6 +411,9 @@ def _graph_of(job: str | Path | Environment | DataStream) -> JobGraph:
     if isinstance(job, Environment):
         return job.job_graph()
     if not isinstance(job, DataStream):
+        if not isinstance(job, (str, Path)):
+            hint = "pass the path of a job file, a ps.Environment or a stream"
+            raise UsageError(f"JobHarness: {argument_text(job)} is no job", hint=hint)
         return planned(Path(job), {}, "")
     schema = schema_to_text(plain_schema(without_ts(job.flow.schema)))
     spec = {"factory": "", "config": {}, "delivery": "none", "schema": schema}
@@ -412,6 +424,13 @@ def _graph_of(job: str | Path | Environment | DataStream) -> JobGraph:
         return job.environment.job_graph(only=[end])
     finally:
         builder.remove(end)
+
+
+def _require_number(name: str, value: Any) -> None:
+    """Raise UsageError if an argument is not a whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        hint = f"for example {name}=2"
+        raise UsageError(f"JobHarness: {name}={value!r} is not a whole number of at least 1", hint=hint)
 
 
 def _parallel(graph: JobGraph, parallelism: int) -> JobGraph:

@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture `job_harness`, and warnings of a test that lasts long on the terminal.
+"""The pytest plugin: the fixture `job_harness`, warnings of a test that lasts long, and errors at the test's line.
 
 pytest captures what a test prints until its end. A test whose function does not return has no end.
 """
@@ -6,12 +6,14 @@ pytest captures what a test prints until its end. A test whose function does not
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from penstock.core.clock import SystemClock
+from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.testing.harness import JobHarness
@@ -44,11 +46,17 @@ class OnTerminal(logging.Handler):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Show warnings while the test runs."""
+    """Show warnings while the test runs; end the traceback of an error of the harness at the test's line."""
     logger, handler = logging.getLogger("penstock"), OnTerminal(item)
     logger.addHandler(handler)
     try:
         return (yield)
+    except PenstockError as error:
+        if not os.environ.get("PENSTOCK_TRACEBACK"):
+            from penstock.testing.user_traceback import end_at_test
+
+            end_at_test(error)
+        raise
     finally:
         logger.removeHandler(handler)
 
