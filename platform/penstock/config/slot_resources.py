@@ -58,13 +58,6 @@ def shortage(wanted: ResourceProfile, slot: ResourceProfile | None) -> str:
     return ""
 
 
-def described(wanted: ResourceProfile) -> str:
-    """Return the wanted resources in words, such as `2 CPU cores, 512 MB of managed memory`."""
-    cores = [f"{wanted.cpu_cores:g} CPU cores"] if wanted.cpu_cores else []
-    sizes = [(getattr(wanted, field), name) for field, (name, _) in _MEMORY.items()]
-    return ", ".join(cores + [f"{megabytes(size)} of {name}" for size, name in sizes if size])
-
-
 def with_granted(settings: JobSettings, managed_bytes: int) -> JobSettings:
     """Return the settings with the managed memory that a slot granted."""
     return msgspec.structs.replace(settings, managed_memory_bytes=managed_bytes)

@@ -11,17 +11,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from penstock.config.settings import ResourceProfile
-from penstock.config.slot_resources import ANY, described, shortage
+from penstock.config.slot_resources import ANY, shortage
 from penstock.jobmanager.messages.placement import Slot
 
-_WAY_OUT = (
-    "lower the job's managed_memory or slot_resources, or raise taskmanager.memory or taskmanager.managed_memory,"
-    " or start the TaskManager with fewer slots"
-)
 #: Jobs that a message names.
 _MOST_HOLDERS = 4
 
@@ -98,9 +94,8 @@ class SlotPool:
 
     def refusal(self, wanted: ResourceProfile) -> str:
         """Return why no slot has these resources; empty: one has, there is none yet, or those of one are unknown."""
-        slots = [offer.resources for offer in self._offers.values() if not offer.drained]
-        reasons = [(slot.managed_memory_bytes if slot else 0, shortage(wanted, slot)) for slot in slots]
-        return max(reasons, default=(0, ""))[1] if all(reason for _, reason in reasons) else ""
+        offers = [offer for offer in self._offers.values() if not offer.drained]
+        return "" if any(offer.fits(wanted) for offer in offers) else _shortage(wanted, offers)
 
     @property
     def pending(self) -> int:
@@ -120,7 +115,8 @@ class SlotPool:
             return "no TaskManager is registered"
         free = f"{self.free} of {self.total} {'is' if self.free == 1 else 'are'} free"
         small = self.free - self._free_for(wanted)
-        return f"{free}, {small} without the {described(wanted)} that the job wants ({_WAY_OUT})" if small else free
+        offers = [offer for offer in self._offers.values() if offer.free and not offer.drained]
+        return f"{free}, {small} too small: {_shortage(wanted, offers)}" if small else free
 
     def waiting(self, job_id: str, names: Mapping[str, str]) -> str:
         """Return what a job's request waits for, such as `9 slots, 4 of 6 are free (live holds 2)`.
@@ -283,6 +279,13 @@ class SlotPool:
             heapq.heapreplace(most, (negative + 1, name))
         self.free -= request.count
         return tuple(taken)
+
+
+def _shortage(wanted: ResourceProfile, offers: Iterable[_Offer]) -> str:
+    """Return what the largest slot lacks of those that are too small, with the way out; empty if none is."""
+    small = [offer.resources for offer in offers if offer.resources is not None and not offer.fits(wanted)]
+    largest = max(small, key=lambda slot: slot.managed_memory_bytes, default=None)
+    return shortage(wanted, largest)
 
 
 def _slots(count: int) -> str:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from penstock.config.settings import JobSettings, ResourceProfile, RestartStrategy
-from penstock.config.slot_resources import ANY, described, wanted_of
+from penstock.config.slot_resources import ANY, wanted_of
 from penstock.core.errors import Cause, cause_of
 from penstock.graph.execution_graph import PlanIds
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
@@ -165,7 +165,8 @@ def test_a_slot_with_too_little_managed_memory_is_not_given_and_the_wait_says_wh
     assert pool.refusal(managed(64)) == ""
     assert pool.request("a", 2, 0, wanted=managed(100)) == []
     text = pool.waiting("a", {})
-    assert text.startswith("2 slots, 4 of 4 are free, 4 without the 100 MB of managed memory that the job wants (lower")
+    small = "the job wants 100 MB of managed memory per slot, but a slot has 64 MB (lower"
+    assert text.startswith(f"2 slots, 4 of 4 are free, 4 too small: {small}")
     assert "raise taskmanager.memory or taskmanager.managed_memory" in text
     assert pool.obtainable(managed(100)) == 0
     (other,) = pool.request("b", 3, 0, wanted=managed(64))
@@ -173,10 +174,10 @@ def test_a_slot_with_too_little_managed_memory_is_not_given_and_the_wait_says_wh
     (grant,) = pool.add("large", "h", 2, resources=managed(200))
     assert (grant.job_id, {slot.taskmanager_id for slot in grant.slots}) == ("a", {"large"})
     (refused,) = pool.request("c", 1, 0, wait=False, wanted=managed(65))
-    assert "1 of 6 is free, 1 without the 65 MB" in refused.reason
+    assert "1 of 6 is free, 1 too small: the job wants 65 MB" in refused.reason
     pool.request("c", 1, 0, wanted=managed(65))
     (late,) = pool.tick(100)
-    assert "1 without the 65 MB of managed memory" in late.reason
+    assert "1 too small: the job wants 65 MB of managed memory" in late.reason
     (unknown,) = pool.add("old", "h", 1) or pool.request("c", 1, 0, wanted=managed(1 << 20))
     assert ([slot.taskmanager_id for slot in unknown.slots], pool.refusal(managed(1 << 20))) == (["old"], "")
 
@@ -198,7 +199,7 @@ def test_a_slot_has_to_have_all_resources_that_a_job_wants(wanted, told):
     pool.add("tm", "h", 2, resources=slot)
     assert told in pool.refusal(needs)
     assert pool.request("a", 1, 0, wanted=needs) == []
-    assert f"2 of 2 are free, 2 without the {described(needs)} that the job wants" in pool.waiting("a", {})
+    assert f"2 of 2 are free, 2 too small: {pool.refusal(needs)}" in pool.waiting("a", {})
     (grant,) = pool.add("twice", "h", 1, resources=twice(slot))
     assert [slot.taskmanager_id for slot in grant.slots] == ["twice"]
 
