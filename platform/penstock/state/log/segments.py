@@ -427,9 +427,9 @@ def newest_rows(table: pa.Table, schema: pa.Schema, *, keep_deleted: bool) -> pa
     if ROW in names:  # `__row` is not part of the hash, and a key may have many rows
         mixed ^= (table.column(ROW).to_numpy().view(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)).view(np.int64)
     entries = [batch.column(name) for name in entry_names(schema)]
-    newest = np.ones(len(hashes), np.bool_)
+    newest, order = np.ones(len(hashes), np.bool_), hash_order(hashes)
     # rows of one key have one mixed hash; only a list or map almost always has equal ones
-    if entries or _has_equal(mixed):
+    if entries or _has_equal(mixed, hashes, order):
         index = KeyIndex(pa.schema([schema.field(n) for n in names]))
         slots = index.upsert(key_columns(batch, names), mixed)
         if entries:
@@ -441,14 +441,21 @@ def newest_rows(table: pa.Table, schema: pa.Schema, *, keep_deleted: bool) -> pa
         newest[last] = True
     if not keep_deleted:
         newest &= ~table.column(DELETED).to_numpy()
-    order = hash_order(hashes)
     return table.take(pa.array(order[newest[order]]))
 
 
-def _has_equal(hashes: I64) -> bool:
-    """Return whether two hashes are equal."""
-    ascending = sort_hashes(hashes)
-    return bool((ascending[1:] == ascending[:-1]).any())
+def _has_equal(mixed: I64, hashes: I64, order: I64) -> bool:
+    """Return whether two rows have equal mixed hashes, and so equal hashes, which ascend in `order`."""
+    ascending = hashes[order]
+    same = np.flatnonzero(ascending[1:] == ascending[:-1])
+    if len(same) == 0:
+        return False
+    if bool((mixed[order[same]] == mixed[order[same + 1]]).any()):
+        return True
+    near = np.zeros(len(order), np.bool_)  # several namespaces of a key: equal ones need not be neighbours
+    near[same] = near[same + 1] = True
+    found = sort_hashes(mixed[order[near]])
+    return bool((found[1:] == found[:-1]).any())
 
 
 def read_state(
