@@ -109,6 +109,13 @@ def test_deleted_rows_hide_older_ones():
     assert files.state([first, gone, back]) == [(5, "a", 0, 4), (6, "b", 0, 2)]
 
 
+def test_the_newest_row_of_each_window_counts_between_those_of_others():
+    files = Files()
+    first = files.add(1, [(5, "a", 0, 1, False), (5, "a", 10, 2, False), (6, "b", 0, 3, False)])
+    second = files.add(2, [(5, "a", 0, 4, False), (5, "a", 10, 5, False)])
+    assert files.state([first, second]) == [(5, "a", 0, 4), (5, "a", 10, 5), (6, "b", 0, 3)]
+
+
 def test_clipped_segments_show_their_part():
     files = Files()
     whole = files.add(1, [(h, "a", 0, h, False) for h in (-9, -1, 0, 8)])
