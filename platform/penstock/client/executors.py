@@ -20,7 +20,7 @@ from penstock.client.failures import FailureWatch, did_not_end, implausible_time
 from penstock.client.handle import TERMINAL, JobHandle, absolute_uri
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
-from penstock.client.start_warnings import earlier_output, may_resume, repeated_output, unread_input
+from penstock.client.start_warnings import earlier_output, may_resume, repeated_output, same_name, unread_input
 from penstock.config.config_file import configuration
 from penstock.config.settings import fail_fast
 from penstock.core.clock import SystemClock
@@ -320,6 +320,8 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
             raise
         text = "job %r runs already (%s): this file was not submitted; to replace the job, upgrade it"
         logging.getLogger("penstock").warning(text, graph.name, job_id)
+    for warning in same_name(client, graph, job_id):
+        logging.getLogger("penstock").warning("%s", warning)
     return JobHandle(client, job_id, graph.name, unread=tuple(unread))
 
 

@@ -182,6 +182,10 @@ class RestClient:
         story: list[dict[str, Any]] = self._get(_own(job_id, "/story"))["entries"]
         return story
 
+    def checkpoint_root(self, job_id: str) -> str:
+        """Return the root of a job's checkpoints (`/jobs/:id/checkpoints/config`)."""
+        return str(self._get(f"{_job(job_id)}/checkpoints/config")["checkpoint_storage"])
+
     def summary(self, job_id: str) -> dict[str, Any]:
         """Return the metrics of a progress display: rows, watermark (ms), checkpoints, their interval, restarts."""
         return self._get(_own(job_id, "/summary"))

@@ -1,4 +1,4 @@
-"""Warnings before a job starts: output of earlier runs, output that may repeat rows, input that is not read.
+"""Warnings of a start: earlier output, output that may repeat rows, input that is not read, a job of the same name.
 
 Used by `client.executors` at each submit. Only local folders are looked at.
 """
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.client.handle import TERMINAL
 from penstock.core.counts import counted
 from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import JobGraph
 
 if TYPE_CHECKING:
+    from penstock.client.rest_client import RestClient
     from penstock.connector.sink import SinkSpec
     from penstock.connector.source import ListedOnceFactory, SourceSpec, SourceSplit
 
@@ -90,6 +92,25 @@ def unread_input(graph: JobGraph, *, fresh: bool) -> list[str]:
             if uid in known and (unread := factory.unread(spec, known[uid])):
                 way = "--fresh with an empty sink folder reads all input again"
                 lines.append(f"source {uid}: {unread}; {way}")
+    return lines
+
+
+def same_name(client: RestClient, graph: JobGraph, job_id: str) -> list[str]:
+    """Return a warning for each other running job of that name; `job_id` is the submitted one.
+
+    Its checkpoints have another root, by default a folder below that of its `penstock run`: else the JobManager would
+    have refused the job.
+    """
+    lines = []
+    with contextlib.suppress(PenstockError):  # the job is submitted already
+        for job in client.jobs():
+            if job["name"] == graph.name and job["state"] not in TERMINAL and job["jid"] != job_id:
+                theirs, ours = client.checkpoint_root(job["jid"]), graph.settings.checkpoint_root
+                lines.append(
+                    f"job {graph.name!r} runs twice: as {job['jid']} with checkpoints in {theirs}, and now as {job_id}"
+                    f" with checkpoints in {ours}; commands by name act on the newest: cancel one by its id, or give"
+                    " it another --name"
+                )
     return lines
 
 
