@@ -16,6 +16,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from penstock.checkpoint.store import ObjectStore
@@ -74,11 +75,6 @@ class LocalCopies:
         #: Folders that ended workers had left before the restore.
         self._left: list[Path] = []
         self._lock = threading.Lock()
-
-    @property
-    def enabled(self) -> bool:
-        """Whether there may be copies."""
-        return self._place is not None
 
     @property
     def held_bytes(self) -> int:
@@ -146,10 +142,11 @@ class LocalCopies:
             if len(snapshots) > _MOST_SNAPSHOTS:
                 del snapshots[sorted(snapshots)[1]]  # the first one is of the newest complete checkpoint
 
-    def completed(self, checkpoint_id: int) -> None:
-        """Drop what neither the newest complete checkpoint nor a later one names, and all that ended workers left.
+    def completed(self, checkpoint_id: int) -> Callable[[], None] | None:
+        """Return the deletion of the copies that no longer count, which may block; None: there are none.
 
-        By then every subtask of the job has restored its state.
+        Dropped is what neither the newest complete checkpoint nor a later one names, and all that ended workers left:
+        by then every subtask of the job has restored its state.
         """
         with self._lock:
             named: set[str] = set()
@@ -167,8 +164,11 @@ class LocalCopies:
                 if copy.named or copy.unnamed >= _MOST_UNNAMED:
                     dropped.append(key)
             left, self._left = self._left, []
-        self._drop(dropped)
-        for folder in left:
+        return partial(self._delete, dropped, left) if dropped or left else None
+
+    def _delete(self, keys: Iterable[str], folders: Iterable[Path]) -> None:
+        self._drop(keys)
+        for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _link(self, existing: Path, key: str) -> bool:

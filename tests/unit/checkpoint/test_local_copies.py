@@ -127,6 +127,22 @@ def test_a_damaged_store_is_still_reported(place, store):
         files.read(refs[0])
 
 
+def complete_at(copies, checkpoint_id):
+    delete = copies.completed(checkpoint_id)
+    if delete is not None:
+        delete()
+
+
+def test_a_checkpoint_that_drops_no_copy_leaves_nothing_to_delete(place, store):
+    copies = LocalCopies(place)
+    (kept,) = written(store, copies, "data/run/w1-1.pack", (FIRST,))
+    copies.acknowledged(1, snapshot(kept))
+    assert copies.completed(1) is None
+    copies.acknowledged(2, snapshot())
+    assert copies.completed(2) is not None
+    assert LocalCopies(None).completed(1) is None
+
+
 def test_only_the_newest_complete_checkpoint_and_later_ones_are_kept(place, store):
     copies = LocalCopies(place)
     keys = [f"data/run/w1-{n}.pack" for n in range(1, 5)]
@@ -134,11 +150,11 @@ def test_only_the_newest_complete_checkpoint_and_later_ones_are_kept(place, stor
     copies.acknowledged(1, snapshot(refs[0], refs[1]))
     copies.acknowledged(2, snapshot(refs[1], in_flight=refs[2:3]))
     copies.acknowledged(3, snapshot(refs[3]))
-    copies.completed(1)
+    complete_at(copies, 1)
     assert len(files_of(place)) == 4
-    copies.completed(2)
+    complete_at(copies, 2)
     assert files_of(place) == ["w1-2.pack", "w1-3.pack", "w1-4.pack"]
-    copies.completed(3)
+    complete_at(copies, 3)
     assert (files_of(place), copies.held_bytes) == (["w1-4.pack"], 200)
 
 
@@ -148,7 +164,7 @@ def test_a_subtask_that_has_ended_keeps_its_last_snapshot(place, store):
     copies.acknowledged(1, snapshot(ended, subtask=1))
     for number in (1, 2, 3):
         copies.acknowledged(number, snapshot())
-        copies.completed(number)
+        complete_at(copies, number)
     assert files_of(place) == ["w1-1.pack"]
 
 
@@ -157,12 +173,12 @@ def test_checkpoints_that_never_complete_take_no_memory_and_cost_the_complete_on
     (complete,) = written(store, copies, "data/run/w1-1.pack", (FIRST,))
     (newest,) = written(store, copies, "data/run/w1-2.pack", (SECOND,))
     copies.acknowledged(1, snapshot(complete))
-    copies.completed(1)
+    complete_at(copies, 1)
     for number in range(2, 1_000):
         copies.acknowledged(number, snapshot(newest))
     assert sum(map(len, copies._snapshots.values())) < 100
-    copies.completed(1)
-    copies.completed(1)
+    complete_at(copies, 1)
+    complete_at(copies, 1)
     assert files_of(place) == ["w1-1.pack", "w1-2.pack"]
 
 
@@ -170,9 +186,9 @@ def test_an_object_that_no_snapshot_names_is_dropped_after_two_checkpoints(place
     """A compaction's result enters a later snapshot; if the compaction fails, none."""
     copies = LocalCopies(place)
     written(store, copies)
-    copies.completed(1)
+    complete_at(copies, 1)
     assert files_of(place) == ["w1-1.pack"]
-    copies.completed(2)
+    complete_at(copies, 2)
     assert (files_of(place), copies.held_bytes) == ([], 0)
 
 
@@ -182,11 +198,11 @@ def test_what_ended_workers_left_is_removed_at_the_first_complete_checkpoint(pla
     (new,) = written(store, copies, "data/run/w2-1.pack", (SECOND,))
     copies.acknowledged(7, snapshot(refs[0], new))
     assert (place.folder / ENDED / "w1").exists()
-    copies.completed(7)
+    complete_at(copies, 7)
     assert list((place.folder / ENDED).iterdir()) == []
     assert (files.read(refs[0]), files.remote_bytes) == (FIRST, 0)
     copies.acknowledged(8, snapshot(new))
-    copies.completed(8)
+    complete_at(copies, 8)
     assert files_of(place, "w2") == ["w2-1.pack"]
 
 
@@ -204,8 +220,8 @@ def test_the_size_is_bounded(place, store):
     assert (files_of(place), copies.held_bytes) == (["w1-1.pack"], 400)
     assert copies.read(second[0]) is None
     copies.acknowledged(1, snapshot(*second))
-    copies.completed(1)
-    copies.completed(2)
+    complete_at(copies, 1)
+    complete_at(copies, 2)
     written(store, copies, "data/run/w1-3.pack")
     assert (files_of(place), copies.read(first[0])) == (["w1-3.pack"], None)
 
@@ -223,7 +239,7 @@ def test_an_error_of_the_disk_drops_the_copy_alone(place, store, tmp_path):
     assert (copies.read(refs[0]), copies.held_bytes) == (None, 0)
     copies.adopt(refs)
     copies.acknowledged(1, snapshot(*refs))
-    copies.completed(1)
+    complete_at(copies, 1)
 
 
 def test_files_of_a_local_store_are_linked(place, tmp_path):
@@ -260,5 +276,5 @@ def test_without_a_place_nothing_is_kept(store):
     refs = written(store, copies)
     copies.adopt(refs)
     copies.acknowledged(1, snapshot(*refs))
-    copies.completed(1)
-    assert (copies.enabled, copies.read(refs[0]), copies.held_bytes) == (False, None, 0)
+    complete_at(copies, 1)
+    assert (copies.read(refs[0]), copies.held_bytes) == (None, 0)

@@ -13,7 +13,6 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
@@ -447,9 +446,9 @@ class TaskRuntime:
         for subtask in subtasks:
             subtask.complete(command)
         for files in self._files.values() if subtasks else ():
-            if files.copies.enabled:
-                drop = partial(files.copies.completed, permit.checkpoint_id)
-                self._environment.background.submit(drop, _log_failure)
+            delete = files.copies.completed(permit.checkpoint_id)
+            if delete is not None:
+                self._environment.background.submit(delete, _log_failure)
 
     def _assign(self, command: AssignSplits) -> None:
         for subtask in self._live_subtasks(command.job_id, None, command.generation):
