@@ -519,9 +519,7 @@ class Subtask:
         begun = self._clock.monotonic_ms()
         taken: tuple[OperatorSnapshot, ...] = self._chain.snapshot(barrier)
         # after the snapshot, which may emit rows that belong before the barrier
-        counts = self.metrics.counts(unprocessed=sum(rows.num_rows for _, rows in self._unprocessed))
-        # the next report must not have less than the ack
-        self.metrics.publish()
+        counts = self.metrics.at_barrier(sum(rows.num_rows for _, rows in self._unprocessed))
         self._send_on(barrier, overtaken, overtakes=overtakes)
         task_states = (
             input_watermark_state(self.deployment, self._watermarks.combined) if self._gate is not None else ()

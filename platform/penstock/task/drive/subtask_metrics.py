@@ -93,11 +93,17 @@ class SubtaskMetrics:
         present = {f"{self._times.state}TimeMsPerSecond": 1000.0, f"operator/{running}/busyTimeMsPerSecond": 1000.0}
         return {**latest, **rates, **{name: rate for name, rate in present.items() if name in latest}}
 
-    def counts(self, unprocessed: int = 0) -> dict[str, int]:
-        """Return the counters whose totals continue after a restart, those that are not 0 (the subtask's thread).
+    def at_barrier(self, unprocessed: int) -> dict[str, int]:
+        """Publish and return the counters whose totals continue after a restart, those that are not 0.
 
-        `unprocessed`: rows that were read, but come in again after a restart.
+        `unprocessed`: rows that were read, but come in again after a restart. The subtask's thread.
         """
+        counts, latest = self._counts(unprocessed), self.latest
+        # the next report must not have less than the ack
+        self.latest = latest | {name: max(float(count), latest.get(name, 0.0)) for name, count in counts.items()}
+        return counts
+
+    def _counts(self, unprocessed: int) -> dict[str, int]:
         links = self._chain.links
         records_in, records_out = self._rows()
         found = {

@@ -502,6 +502,23 @@ def test_rates_of_a_subtask_that_publishes_nothing_are_those_of_its_present_stat
     assert stale.keys() == metrics.latest.keys()
 
 
+def test_a_report_after_a_barrier_has_not_less_than_the_ack(world, batch_of):
+    w = running(world)
+    w.sources[0].script.append(batch_of(*range(100)))
+    w.settle()
+    w.clock.advance(1_000)
+    w.settle()
+    metrics = w.subtasks("sink")[0].metrics
+    w.sources[0].script.append(batch_of(*range(20)))
+    w.settle()
+    assert metrics.latest["numRecordsIn"] == 100
+    known = {**metrics.latest}
+    assert metrics.at_barrier(unprocessed=0)["numRecordsIn"] == 120
+    assert metrics.latest == known | {"numRecordsIn": 120.0, "numRecordsOut": 120.0}
+    assert metrics.at_barrier(unprocessed=50)["numRecordsIn"] == 70
+    assert metrics.latest["numRecordsIn"] == 120.0
+
+
 def test_rows_that_wait_for_a_barrier_are_the_used_network_memory_of_the_worker(world, batch_of):
     w = running(world, sources=2)
     w.subtasks("source")[0].trigger(1, BarrierKind.CHECKPOINT)
