@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct("<I")
 #: Deployments and acks contain small state; a larger message is a bug.
 MAX_FRAME_BYTES = 256 << 20
+#: Bytes that a worker asks for at a time: usually all commands that have arrived.
+_RECEIVED_BYTES = 8 << 10
 #: A supervisor that has not read for this long has ended or hangs; the worker's lease would soon end too.
 SEND_DEADLINE_SECONDS = 10.0
 #: A worker's answer to every lease renewal, which shows that its control loop runs.
@@ -131,6 +133,8 @@ class WorkerControl:
         # A kernel send timeout: receiving stays without a timeout.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SEND_DEADLINE_SECONDS), 0))
         self._send_lock = threading.Lock()
+        #: Bytes that were received but not returned: commands sent together take one call of the system.
+        self._unread = bytearray()
 
     def receive(self) -> bytes:
         """Wait for the next message; the kernel lease limits the wait for a silent supervisor.
@@ -178,18 +182,19 @@ class WorkerControl:
             os._exit(0)
 
     def _exactly(self, count: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < count:
+        while len(self._unread) < count:
             try:
-                part = self._socket.recv(min(count - len(parts), 1 << 20))
+                part = self._socket.recv(max(_RECEIVED_BYTES, min(count - len(self._unread), 1 << 20)))
             except OSError as error:
                 msg = f"the control socket failed: {error}"
                 raise ControlClosedError(msg) from error
             if not part:
                 msg = "the supervisor closed the control socket"
                 raise ControlClosedError(msg)
-            parts += part
-        return bytes(parts)
+            self._unread += part
+        taken = bytes(self._unread[:count])
+        del self._unread[:count]
+        return taken
 
 
 class ControlLoop:
@@ -291,6 +296,7 @@ class WorkerProcess:
     _pidfd: int = -1
     _ours: socket.socket | None = None
     _writer: asyncio.WriteTransport | None = None
+    #: Frames that are written together: once the socket is open, then in each turn of the event loop.
     _backlog: list[bytes] = field(default_factory=list)
     _exit: asyncio.Future[int] | None = None
     _reading: asyncio.Task[None] | None = None
@@ -323,7 +329,7 @@ class WorkerProcess:
     def send(self, command: bytes) -> None:
         """Send a command; keep it until the socket is open."""
         if self._writer is None:
-            self._backlog.append(command)
+            self._backlog.append(frame(command))
             return
         if self._writer.get_write_buffer_size() > MAX_UNREAD_BYTES:
             self.kill("it did not read its commands and was ended")
@@ -332,7 +338,13 @@ class WorkerProcess:
         if silent_ms > self.spec.lease_ms + SILENCE_MARGIN_MS:
             self.kill(f"it did not answer for {silent_ms / 1000:.0f} s and was ended")
             return
-        self._writer.write(frame(command))
+        self._backlog.append(frame(command))
+        if len(self._backlog) == 1:
+            asyncio.get_running_loop().call_soon(self._write, self._writer)
+
+    def _write(self, writer: asyncio.WriteTransport) -> None:
+        frames, self._backlog = self._backlog, []
+        writer.write(b"".join(frames))
 
     def kill(self, reason: str = "") -> None:
         """Kill exactly this process (a pid may be reused, a pidfd never is)."""
@@ -375,9 +387,7 @@ class WorkerProcess:
         loop = asyncio.get_running_loop()
         writer, reader = await loop.create_connection(lambda: FrameReader(self._relay), sock=self._ours)
         self._writer = writer
-        for command in self._backlog:
-            writer.write(frame(command))
-        self._backlog.clear()
+        self._write(writer)
         drained = reader.ended
         await asyncio.wait((drained, self._exit), return_when=asyncio.FIRST_COMPLETED)
         if drained.done():

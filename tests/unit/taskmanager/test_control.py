@@ -4,6 +4,7 @@ import asyncio
 import socket
 import struct
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from penstock.taskmanager.worker_control import (
     ControlClosedError,
     FrameReader,
     WorkerControl,
+    WorkerProcess,
     frame,
     stops,
 )
@@ -88,6 +90,32 @@ def test_messages_of_many_threads_do_not_mix(pair):
     for sender in senders:
         sender.join()
     assert all(len(set(data)) == 1 and len(data) == 1000 + data[0] for data in found)
+
+
+def test_messages_that_came_together_are_returned_one_by_one(pair):
+    ours, control = pair
+    ours.sendall(frame(b"first") + frame(b"second") + frame(b"third")[:-1])
+    assert [control.receive(), control.receive()] == [b"first", b"second"]
+    ours.sendall(b"d")
+    assert control.receive() == b"third"
+
+
+async def test_commands_of_one_turn_of_the_event_loop_are_written_together():
+    worker = WorkerProcess(SimpleNamespace(worker_id="w", lease_ms=1_000), None, None, None)
+    theirs = worker.open_control()
+    control = WorkerControl(theirs)
+    worker.send(b"before it is open")
+    assert await asyncio.to_thread(control.receive) == b"before it is open"
+    written, write = [], worker._writer.write
+    worker._writer = SimpleNamespace(
+        write=lambda data: (written.append(data), write(data)), get_write_buffer_size=lambda: 0
+    )
+    worker.send(b"permit")
+    worker.send(b"trigger")
+    assert [await asyncio.to_thread(control.receive) for _ in range(2)] == [b"permit", b"trigger"]
+    assert written == [frame(b"permit") + frame(b"trigger")]
+    control.close()
+    await worker.ended()
 
 
 async def test_the_asyncio_side_gets_whole_messages_from_any_pieces():
