@@ -268,7 +268,7 @@ class FrozenTable:
         return KeyedStateSnapshot(
             uid=source.uid,
             state=source.state,
-            schema=schema_to_text(source.spec.segment_schema),
+            schema=source.schema_text,
             hash_low=source.hash_range.low,
             hash_high=source.hash_range.high,
             segments=segments,
@@ -284,6 +284,8 @@ class FrozenSource(Generic[SpecT_co]):
         self.uid, self.state, self.writer = names
         self.directory = directory
         self.spec = spec
+        #: The schema of its segments, as in a manifest.
+        self.schema_text = schema_to_text(spec.segment_schema)
         self.log = log
         #: Whether remote state reads the rows a few at a time.
         self.remote = False
