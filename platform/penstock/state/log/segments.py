@@ -8,7 +8,6 @@ Called by freeze, restore, compaction, the savepoint writer and the offline tool
 from __future__ import annotations
 
 import io
-import json
 import mmap
 import tempfile
 import zlib
@@ -141,21 +140,22 @@ class SegmentWriter:
         seq = pa.array(np.arange(self._rows, self._rows + rows))
         table = table.set_column(place, self._schema.field(place), seq)
         self._rows += rows
-        for column, span in ((KEY_HASH, self._hashes), (NAMESPACE, self._namespaces)):
-            values = table.column(column).to_numpy()
-            span[0], span[1] = min(span[0], int(values.min())), max(span[1], int(values.max()))
+        hashes, namespaces = table.column(KEY_HASH).to_numpy(), table.column(NAMESPACE).to_numpy()
+        _widen(self._hashes, int(hashes[0]), int(hashes[-1]))
+        first_namespace, last_namespace = int(namespaces.min()), int(namespaces.max())
+        _widen(self._namespaces, first_namespace, last_namespace)
         if self._named is not None:
-            namespaces = table.column(NAMESPACE).to_numpy()
-            several = (namespaces != namespaces[0]).any()  # most tables have one window
-            self._named.update(np.unique(namespaces if several else namespaces[:1]).tolist())
+            several = first_namespace != last_namespace  # most tables have one window
+            self._named.update(np.unique(namespaces).tolist() if several else (first_namespace,))
             self._named = self._named if len(self._named) <= _NAMED else None
         if self._times and rows > self._group_rows:
             table = _by_time(table, self._group_rows)
+            hashes = table.column(KEY_HASH).to_numpy()
         for first in range(0, rows, self._group_rows):
-            start, group = self._sink.begin(), table.slice(first, self._group_rows)
-            self._writer.write_table(group, row_group_size=self._group_rows)
-            low, high = (group.column(KEY_HASH)[i].as_py() for i in (0, -1))
-            self._groups.append((start, self._sink.size - start, self._sink.crc, low, high, group.num_rows))
+            start, stop = self._sink.begin(), min(first + self._group_rows, rows)
+            self._writer.write_table(table.slice(first, stop - first), row_group_size=self._group_rows)
+            low, high = int(hashes[first]), int(hashes[stop - 1])
+            self._groups.append((start, self._sink.size - start, self._sink.crc, low, high, stop - first))
 
     def write(self, tables: Iterable[pa.Table]) -> EncodedSegment:
         """Append all tables, close the file and return it."""
@@ -174,7 +174,7 @@ class SegmentWriter:
         about: dict[bytes, list[Any]] = {GROUPS: self._groups}
         if self._named is not None:
             about[NAMESPACES] = sorted(self._named)
-        self._writer.add_key_value_metadata({k: json.dumps(v, separators=(",", ":")) for k, v in about.items()})
+        self._writer.add_key_value_metadata({name: msgspec.json.encode(found) for name, found in about.items()})
         start = self._sink.begin()
         self._writer.close()
         data = self._data()
@@ -208,6 +208,10 @@ class SegmentWriter:
                 out.seek(0)
                 return out.read()
             return _mapped(out)
+
+
+def _widen(span: list[int], low: int, high: int) -> None:
+    span[0], span[1] = min(span[0], low), max(span[1], high)
 
 
 def mapped(path: Path) -> bytes:
