@@ -15,6 +15,7 @@ import os
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from penstock.core.errors import Cause, StorageError, UsageError
 from penstock.core.rand import SystemRand
@@ -45,6 +46,8 @@ class LocalStore:
         """Take a plain path or a `file://` URI; the first write creates the folder."""
         path = urllib.parse.unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
         self._root = Path(path).expanduser().absolute()
+        #: As a text: a checkpoint makes and removes files, and a `Path` of each costs as much as the calls.
+        self._folder = str(self._root).rstrip("/")
 
     @property
     def uri(self) -> str:
@@ -53,14 +56,14 @@ class LocalStore:
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return (part of) an object; raises FileNotFoundError."""
-        with self._guard("read", key), self._path(key).open("rb") as source:
+        with self._guard("read", key), Path(self._path(key)).open("rb") as source:
             if offset:
                 source.seek(offset)
             return source.read() if length is None else source.read(length)
 
     def size(self, key: str) -> int:
         """Return the size of an object in bytes; raises FileNotFoundError, also for a folder."""
-        path = self._path(key)
+        path = Path(self._path(key))
         with self._guard("read", key):
             if not path.is_file():
                 raise FileNotFoundError(f"{self.uri}/{key}")
@@ -74,8 +77,8 @@ class LocalStore:
     def put(self, key: str, data: bytes) -> None:
         """Write or replace, atomically."""
         with self._guard("write", key), self._temporary(key, data) as (temporary, target):
-            temporary.replace(target)
-            _sync_folder(target.parent)
+            os.replace(temporary, target)  # noqa: PTH105 - see `LocalStore._folder`
+            _sync_folder(target)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write only if the key does not exist; return False if it does."""
@@ -84,7 +87,7 @@ class LocalStore:
                 os.link(temporary, target)
             except FileExistsError:
                 return False
-            _sync_folder(target.parent)
+            _sync_folder(target)
             return True
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
@@ -92,19 +95,19 @@ class LocalStore:
         with self._guard("write", key), self._temporary(key, data) as (temporary, target):
             with self._locked(key):  # briefly: a process that is suspended here blocks the others
                 try:
-                    current = target.read_bytes()
+                    current = Path(target).read_bytes()
                 except FileNotFoundError:
                     return False
                 if _etag(current) != etag:
                     return False
-                temporary.replace(target)
-            _sync_folder(target.parent)
+                os.replace(temporary, target)  # noqa: PTH105 - see `LocalStore._folder`
+            _sync_folder(target)
             return True
 
     def delete(self, key: str) -> None:
         """Remove the object; an absent one is fine."""
         with self._guard("delete", key):
-            self._path(key).unlink(missing_ok=True)
+            _unlink(self._path(key))
 
     def list(self, prefix: str) -> list[str]:
         """Return all keys that start with `prefix`, sorted."""
@@ -118,30 +121,30 @@ class LocalStore:
                 found += [key for key in keys if key.startswith(prefix)]
         return sorted(found)
 
-    def _path(self, key: str) -> Path:
+    def _path(self, key: str) -> str:
         parts = key.split("/")
         if any(part in ("", ".", "..") for part in parts):
             msg = f"bad object key {key!r}"
             raise UsageError(msg, hint="keys are names joined by single slashes")
-        return self._root.joinpath(*parts)
+        return f"{self._folder}/{key}"
 
     @contextlib.contextmanager
-    def _temporary(self, key: str, data: bytes) -> Iterator[tuple[Path, Path]]:
+    def _temporary(self, key: str, data: bytes) -> Iterator[tuple[str, str]]:
+        """Write a durable file beside that of the object, for a rename or a link; yield the names of both."""
         target = self._path(key)
-        temporary = target.parent / f".tmp-{_WRITER}-{os.getpid()}-{next(_counter)}"
-        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = f"{_folder_of(target)}/.tmp-{_WRITER}-{os.getpid()}-{next(_counter)}"
         try:
-            with temporary.open("xb") as out:
+            with _created(temporary) as out:
                 out.write(data)
                 out.flush()
                 os.fsync(out.fileno())
             yield temporary, target
         finally:
-            temporary.unlink(missing_ok=True)
+            _unlink(temporary)
 
     @contextlib.contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        target = self._path(key)
+        target = Path(self._path(key))
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(target.parent / f".lock-{target.name}", os.O_CREAT | os.O_RDWR, 0o644)
         try:
@@ -174,8 +177,27 @@ def _etag(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _folder_of(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _created(path: str) -> BinaryIO:
+    """Open a new file for writing; create its folder if there is none."""
+    try:
+        return open(path, "xb")  # noqa: PTH123 - see `LocalStore._folder`
+    except FileNotFoundError:
+        Path(_folder_of(path)).mkdir(parents=True, exist_ok=True)
+        return Path(path).open("xb")
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # noqa: PTH108 - see `LocalStore._folder`
+
+
+def _sync_folder(path: str) -> None:
+    """Make the name of a file durable."""
+    descriptor = os.open(_folder_of(path), os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
