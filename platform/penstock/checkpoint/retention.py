@@ -56,12 +56,12 @@ def plan_retention(
     kept: list[Manifest] = []
     emptied: list[Manifest] = []
     dropped: list[int] = []
-    needed = set(in_use)
+    needed, files = set(in_use), [files_of(manifest) for manifest in history]
     for index, manifest in enumerate(history):
         wanted = (manifest.sequence >= oldest or manifest.sequence in pinned) and manifest.sequence not in abandoned
         before_seal = index + 1 < len(history) and history[index + 1].kind == "seal"
         if wanted:
-            needed |= files_of(manifest)
+            needed |= files[index]
             kept.append(manifest)
         elif manifest.kind == "seal" or before_seal:
             # The entry is kept for its place in the log; its files are deleted.
@@ -71,7 +71,7 @@ def plan_retention(
             emptied += [empty] if empty != manifest else []
         else:
             dropped.append(manifest.sequence)
-    named: set[str] = set().union(*(files_of(m) for m in history))
+    named: set[str] = set().union(*files)
     return RetentionPlan(tuple(dropped), tuple(sorted(named - needed)), tuple(kept), tuple(emptied))
 
 
