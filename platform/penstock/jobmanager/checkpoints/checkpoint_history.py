@@ -125,6 +125,7 @@ class CheckpointHistory:
         #: The checkpoint that the job or a part of it was restored from last.
         self._restored_from: _Record | None = None
         self._latest: dict[str, CheckpointView] = {}
+        self._latest_completed: _Record | None = None
         #: Objects that the newest checkpoint references.
         self._paths: set[str] = set()
 
@@ -147,9 +148,10 @@ class CheckpointHistory:
         record.objects = len(paths - self._paths) + 1
         self._paths = paths
         self.completed += 1
-        self._latest["savepoint" if record.kind == "savepoint" else "completed"] = record.view()
-        if record.kind != "savepoint":
-            self.latest_id = checkpoint_id
+        if record.kind == "savepoint":
+            self._latest["savepoint"] = record.view()
+        else:  # its view is made when it is asked for: there are many
+            self._latest_completed, self.latest_id = record, checkpoint_id
 
     def saved(self, checkpoint_id: int, uri: str, *, native: bool = False) -> None:
         """Record that the checkpoint's self-contained copy was written."""
@@ -220,7 +222,7 @@ class CheckpointHistory:
             in_progress=sum(record.status == "IN_PROGRESS" for record in self._records),
             restored=self.restored,
             history=tuple(record.view() for record in reversed(self._records)),
-            latest_completed=self._latest.get("completed"),
+            latest_completed=None if self._latest_completed is None else self._latest_completed.view(),
             latest_savepoint=self._latest.get("savepoint"),
             latest_failed=self._latest.get("failed"),
             latest_restored=self.latest_restored,
