@@ -228,7 +228,7 @@ class JobDriver:
             case cmd.RecordAttempt(attempts):
                 self._spawn(self._record_attempt(attempts))
             case cmd.AppendManifest():
-                self._spawn(self._append(command))
+                self._thread.submit(self._append, command)
             case cmd.DeleteEntries():
                 self._thread.submit(self._delete, command)
             case cmd.RequestSlots(count, wait):
@@ -296,15 +296,20 @@ class JobDriver:
         else:
             self.post(ev.AttemptRecorded(attempts.newest))
 
-    async def _append(self, command: cmd.AppendManifest) -> None:
+    def _append(self, command: cmd.AppendManifest) -> None:
+        """Append in the store thread; the event loop is woken once, to handle the answer."""
+        if self._closed:
+            return
         try:
-            entry = await self._in_thread(self._append_entry, command.tag, command.manifest)
+            entry = self._append_entry(command.tag, command.manifest)
         except LeadershipLostError as error:
-            self._break(error)
+            self._loop.call_soon_threadsafe(self._break, error)
         except (PenstockError, FailpointError) as error:
-            self.post(ev.ManifestFailed(command.tag, str(error)))
+            self._loop.call_soon_threadsafe(self.post, ev.ManifestFailed(command.tag, str(error)))
+        except BaseException as error:  # noqa: BLE001 - an internal error
+            self._loop.call_soon_threadsafe(self._break, error)
         else:
-            self.post(ev.ManifestAppended(command.tag, entry))
+            self._loop.call_soon_threadsafe(self.post, ev.ManifestAppended(command.tag, entry))
 
     def _append_entry(self, tag: str, manifest: Manifest) -> LogEntry:
         """Append an entry in the store thread, passing the failpoints."""
