@@ -11,6 +11,8 @@ from penstock.kernels.compiler.compile import I32, I32_IN, I32_OUT, I64, I64_IN,
 
 #: Below this number of hashes NumPy's sort is as fast.
 _FEW = 256
+#: Below this number of hashes NumPy's indirect sort is faster than sorting them together with their row numbers.
+_FEW_ROWS = 512
 #: Hashes of a bucket on average, and the number from which this sort is not worthwhile.
 _BUCKET, _CROWDED = 4, 64
 _U = np.uint64
@@ -61,6 +63,8 @@ def hash_order(hashes: I64) -> I64:
     The row number replaces the lowest bits of the hash, so that plain integers are sorted. If hashes that differ only
     in those bits come in the wrong order, NumPy sorts them all.
     """
+    if len(hashes) < _FEW_ROWS:
+        return np.argsort(hashes, kind="stable")
     mask = np.int64((1 << max(1, len(hashes).bit_length())) - 1)
     packed = hashes & ~mask
     packed |= np.arange(len(hashes))
