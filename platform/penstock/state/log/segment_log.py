@@ -143,6 +143,8 @@ class SegmentLog:
         if self._compacting:
             return None
         ready = [e.segment for e in self.entries if e.segment is not None and e.position <= self._committed]
+        if len(ready) < self.limits.segments_per_tier:
+            return None
         for tier in range(TIERS):
             places = [i for i, s in enumerate(ready) if min(s.tier, LAST_TIER) == tier]
             if self._sorted_runs(ready, places) >= self.limits.segments_per_tier:

@@ -288,7 +288,10 @@ class Subtask:
             return StepResult.DONE
         if self.has_ended:
             return StepResult.DONE
-        self.metrics.enter({StepResult.IDLE: IDLE, StepResult.BACKPRESSURED: BACK_PRESSURED}.get(result, BUSY))
+        if result is StepResult.BUSY:
+            self.metrics.enter(BUSY)
+        else:
+            self.metrics.enter(IDLE if result is StepResult.IDLE else BACK_PRESSURED)
         return result
 
     def next_deadline_ms(self) -> float:
