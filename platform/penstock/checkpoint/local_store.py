@@ -15,10 +15,13 @@ import os
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from penstock.core.errors import Cause, StorageError, UsageError
 from penstock.core.rand import SystemRand
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.store import ObjectStore
 
 _UNUSABLE = "check that the folder exists, is writable and has space"
 _FILE_IN_THE_WAY = "a file is where a folder should be: move it away"
@@ -34,6 +37,8 @@ _HINTS = {
     errno.EISDIR: "a folder is where a file should be: move it away",
     errno.ENAMETOOLONG: "use a shorter path",
 }
+#: Reasons why a file cannot be linked that do not keep it from being copied.
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 _counter = itertools.count()
 #: Part of the names of temporary files: processes of other machines and containers have the same pids.
 _WRITER = SystemRand().token(16)
@@ -56,14 +61,14 @@ class LocalStore:
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return (part of) an object; raises FileNotFoundError."""
-        with self._guard("read", key), Path(self._path(key)).open("rb") as source:
+        with self._guard("read", key), Path(self.path_of(key)).open("rb") as source:
             if offset:
                 source.seek(offset)
             return source.read() if length is None else source.read(length)
 
     def size(self, key: str) -> int:
         """Return the size of an object in bytes; raises FileNotFoundError, also for a folder."""
-        path = Path(self._path(key))
+        path = Path(self.path_of(key))
         with self._guard("read", key):
             if not path.is_file():
                 raise FileNotFoundError(f"{self.uri}/{key}")
@@ -104,10 +109,28 @@ class LocalStore:
             _sync_folder(target)
             return True
 
+    def put_copy(self, key: str, source: ObjectStore, source_key: str) -> bool:
+        """Link an object of another folder; False: the file system cannot. Raises FileNotFoundError."""
+        if not isinstance(source, LocalStore):
+            return False
+        target = self.path_of(key)
+        temporary = _temporary_beside(target)
+        try:
+            with self._guard("write", key):
+                Path(_folder_of(target)).mkdir(parents=True, exist_ok=True)
+            with self._guard("copy", key):
+                if not _linked(source.path_of(source_key), temporary):
+                    return False
+                os.replace(temporary, target)  # noqa: PTH105 - see `LocalStore._folder`
+                _sync_folder(target)
+        finally:
+            _unlink(temporary)
+        return True
+
     def delete(self, key: str) -> None:
         """Remove the object; an absent one is fine."""
         with self._guard("delete", key):
-            _unlink(self._path(key))
+            _unlink(self.path_of(key))
 
     def list(self, prefix: str) -> list[str]:
         """Return all keys that start with `prefix`, sorted."""
@@ -121,7 +144,8 @@ class LocalStore:
                 found += [key for key in keys if key.startswith(prefix)]
         return sorted(found)
 
-    def _path(self, key: str) -> str:
+    def path_of(self, key: str) -> str:
+        """Return the path of an object's file. Raises UsageError: it is no key."""
         parts = key.split("/")
         if any(part in ("", ".", "..") for part in parts):
             msg = f"bad object key {key!r}"
@@ -131,8 +155,8 @@ class LocalStore:
     @contextlib.contextmanager
     def _temporary(self, key: str, data: bytes) -> Iterator[tuple[str, str]]:
         """Write a durable file beside that of the object, for a rename or a link; yield the names of both."""
-        target = self._path(key)
-        temporary = f"{_folder_of(target)}/.tmp-{_WRITER}-{os.getpid()}-{next(_counter)}"
+        target = self.path_of(key)
+        temporary = _temporary_beside(target)
         try:
             with _created(temporary) as out:
                 out.write(data)
@@ -144,7 +168,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        target = Path(self._path(key))
+        target = Path(self.path_of(key))
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(target.parent / f".lock-{target.name}", os.O_CREAT | os.O_RDWR, 0o644)
         try:
@@ -175,6 +199,21 @@ def _raise_unless_missing(error: OSError) -> None:
 
 def _etag(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def _temporary_beside(path: str) -> str:
+    return f"{_folder_of(path)}/.tmp-{_WRITER}-{os.getpid()}-{next(_counter)}"
+
+
+def _linked(path: str, link: str) -> bool:
+    """Link a file; return False if that cannot be done between these two places."""
+    try:
+        os.link(path, link)
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            return False
+        raise
+    return True
 
 
 def _folder_of(path: str) -> str:

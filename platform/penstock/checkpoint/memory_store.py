@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from penstock.core.errors import StorageError
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.store import ObjectStore
+
+_SCHEME = "memory://"
 
 #: Called as (operation, key, phase) before and after each effect; a fault is an exception raised there.
 FaultHook = Callable[[str, str, Literal["before", "after"]], None]
@@ -17,7 +22,7 @@ def _no_fault(_operation: str, _key: str, _phase: Literal["before", "after"]) ->
 
 
 class MemoryStore:
-    """A dict with the seven primitives of a store; every write creates a new version."""
+    """A dict with the eight primitives of a store; every write creates a new version."""
 
     _named: dict[str, MemoryStore] = {}  # noqa: RUF012 - one table per process, by design
     _named_lock = threading.Lock()
@@ -40,7 +45,7 @@ class MemoryStore:
     @property
     def uri(self) -> str:
         """Return the root URI."""
-        return f"memory://{self._name}"
+        return f"{_SCHEME}{self._name}"
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return (part of) an object; raises FileNotFoundError."""
@@ -72,6 +77,13 @@ class MemoryStore:
     def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
         """Replace only the version `etag`."""
         return self._write(key, data, lambda current: current is not None and str(current[1]) == etag)
+
+    def put_copy(self, key: str, source: ObjectStore, source_key: str) -> bool:
+        """Copy an object of another store in memory; False: it is another kind of store."""
+        if not source.uri.startswith(_SCHEME):
+            return False
+        self.put(key, source.read(source_key))
+        return True
 
     def delete(self, key: str) -> None:
         """Remove the object; an absent one is fine."""
@@ -135,6 +147,10 @@ class SubStore:
     def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
         """Replace only the version `etag`."""
         return self._store.put_if_match(self._key(key), data, etag)
+
+    def put_copy(self, key: str, source: ObjectStore, source_key: str) -> bool:
+        """Copy an object of another store in memory; False: it is another kind of store."""
+        return self._store.put_copy(self._key(key), source, source_key)
 
     def delete(self, key: str) -> None:
         """Remove the object; an absent one is fine."""

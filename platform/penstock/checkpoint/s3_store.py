@@ -15,9 +15,12 @@ import os
 import urllib.parse
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.core.errors import Cause, StorageError, UsageError, extra_hint
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.store import ObjectStore
 
 _T = TypeVar("_T")
 _CONNECT_S = 3.0
@@ -96,10 +99,11 @@ class S3Store:
         if not parts.netloc:
             msg = f"{uri!r} names no bucket"
             raise UsageError(msg, hint="write s3://bucket/prefix")
-        self._bucket, self._retries, self._first_read_s = parts.netloc, retries, first_read_s
+        #: The bucket, and what precedes each key in it.
+        self.bucket, self._retries, self._first_read_s = parts.netloc, retries, first_read_s
         prefix = parts.path.strip("/")
-        self._prefix = f"{prefix}/" if prefix else ""
-        self._uri = f"s3://{self._bucket}/{prefix}".rstrip("/")
+        self.prefix = f"{prefix}/" if prefix else ""
+        self._uri = f"s3://{self.bucket}/{prefix}".rstrip("/")
 
     @property
     def uri(self) -> str:
@@ -126,7 +130,7 @@ class S3Store:
     def size(self, key: str) -> int:
         """Return the size of an object in bytes; raises FileNotFoundError."""
         with self._guard("read", key):
-            return self._sent(lambda client, _: int(client.stat_object(self._bucket, self._prefix + key).size))
+            return self._sent(lambda client, _: int(client.stat_object(self.bucket, self.prefix + key).size))
 
     def read_with_etag(self, key: str) -> tuple[bytes, str]:
         """Return an object and its version tag; raises FileNotFoundError."""
@@ -141,7 +145,7 @@ class S3Store:
                 source.seek(0)
             else:
                 source = io.BytesIO(data)
-            client.put_object(self._bucket, self._prefix + key, source, len(data))
+            client.put_object(self.bucket, self.prefix + key, source, len(data))
 
         with self._guard("write", key):
             self._sent(send, _LARGE_READ_S if len(data) > _LARGE_BYTES else None)
@@ -154,17 +158,32 @@ class S3Store:
         """Replace only the version `etag`; return False if the object has another version or does not exist."""
         return self._put_conditionally(key, data, {"If-Match": etag})
 
+    def put_copy(self, key: str, source: ObjectStore, source_key: str) -> bool:
+        """Let the server copy an object; False: the source is no S3 store. Raises FileNotFoundError."""
+        if not isinstance(source, S3Store):
+            return False
+
+        def send(client: Any, _: Any) -> None:
+            from minio.commonconfig import CopySource
+
+            place = CopySource(source.bucket, source.prefix + source_key)
+            client.copy_object(self.bucket, self.prefix + key, place)
+
+        with self._guard("write", key):
+            self._sent(send, _LARGE_READ_S)
+        return True
+
     def delete(self, key: str) -> None:
         """Remove the object; an absent one is fine."""
         with self._guard("delete", key), contextlib.suppress(FileNotFoundError):
-            self._sent(lambda client, _: client.remove_object(self._bucket, self._prefix + key))
+            self._sent(lambda client, _: client.remove_object(self.bucket, self.prefix + key))
 
     def list(self, prefix: str) -> list[str]:
         """Return all keys that start with `prefix`, sorted."""
 
         def send(client: Any, _: Any) -> list[str]:
-            found = client.list_objects(self._bucket, self._prefix + prefix, recursive=True)
-            return sorted(entry.object_name.removeprefix(self._prefix) for entry in found)
+            found = client.list_objects(self.bucket, self.prefix + prefix, recursive=True)
+            return sorted(entry.object_name.removeprefix(self.prefix) for entry in found)
 
         with self._guard("list", prefix):
             return self._sent(send)
@@ -197,7 +216,7 @@ class S3Store:
 
     def _get(self, key: str, offset: int, length: int | None) -> tuple[bytes, str]:
         def send(client: Any, _: Any) -> tuple[bytes, str]:
-            response = client.get_object(self._bucket, self._prefix + key, offset=offset, length=length or 0)
+            response = client.get_object(self.bucket, self.prefix + key, offset=offset, length=length or 0)
             try:
                 return response.read(), str(response.headers.get("ETag", ""))
             finally:
@@ -209,7 +228,7 @@ class S3Store:
 
     def _put_conditionally(self, key: str, data: bytes, headers: dict[str, str]) -> bool:
         def send(client: Any, pool: Any) -> Any:
-            url = client.get_presigned_url("PUT", self._bucket, self._prefix + key, expires=_URL_LIFETIME)
+            url = client.get_presigned_url("PUT", self.bucket, self.prefix + key, expires=_URL_LIFETIME)
             return pool.request("PUT", url, body=data, headers=headers)
 
         with self._guard("write", key):

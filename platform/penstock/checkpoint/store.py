@@ -1,4 +1,4 @@
-"""The object store interface of the checkpoint code: seven blocking primitives, safe to call from several threads.
+"""The object store interface of the checkpoint code: eight blocking primitives, safe to call from several threads.
 
 Implementations: `checkpoint.local_store` (a folder), `checkpoint.s3_store` (MinIO/S3), and the simulator's. Keys are
 `/`-separated and relative to the store's root.
@@ -53,6 +53,15 @@ class ObjectStore(LeaseStore, Protocol):
 
     def put(self, key: str, data: bytes) -> None:
         """Write or replace, atomically."""
+
+    def put_copy(self, key: str, source: ObjectStore, source_key: str) -> bool:
+        """Write or replace, atomically, with an object of another store that is not read here.
+
+        Objects never change, so both may share their bytes. False: this store cannot copy from that one.
+
+        Raises:
+            FileNotFoundError: no such key in `source`.
+        """
 
     def delete(self, key: str) -> None:
         """Remove the object; an absent one is fine."""

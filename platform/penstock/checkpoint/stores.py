@@ -107,20 +107,52 @@ def read_file(store: ObjectStore, ref: FileRef) -> bytes:
     if ref.inline is not None:
         data, where = ref.inline, "(inline)"
     else:
-        base, key = (store, ref.path) if "://" not in ref.path else _split(ref.path)
+        base, key = _place_of(store, ref)
         where = join_uri(base.uri, key)
         try:
             data = base.read(key, ref.offset, ref.length or None)
         except FileNotFoundError as error:
-            msg = f"{where} is missing"
-            raise SnapshotDamagedError(msg, hint="it is named by a manifest; restore an older savepoint") from error
+            raise _missing(where) from error
         if ref.length and len(data) != ref.length:
-            msg = f"{where} is shorter than its manifest says: {len(data)} of {ref.length} bytes at {ref.offset}"
-            raise SnapshotDamagedError(msg, hint="restore an older savepoint")
+            raise _short(where, len(data), ref)
     if ref.checksum.startswith("crc32:") and checksum_of(data) != ref.checksum:
         msg = f"{where} is damaged: checksum {checksum_of(data)}, expected {ref.checksum}"
         raise SnapshotDamagedError(msg, hint="restore an older savepoint")
     return data
+
+
+def copy_file(source: ObjectStore, ref: FileRef, target: ObjectStore, key: str) -> bool:
+    """Write a whole object of the job's store `source` to `target` without reading it; False: it has to be read.
+
+    The content is verified when it is read from there.
+
+    Raises:
+        SnapshotDamagedError: the object is missing or short.
+    """
+    if ref.inline is not None or ref.offset or not ref.length:
+        return False
+    base, name = _place_of(source, ref)
+    where = join_uri(base.uri, name)
+    try:
+        size = base.size(name)
+        if size < ref.length:
+            raise _short(where, size, ref)
+        return size == ref.length and target.put_copy(key, base, name)  # a larger one has other parts too
+    except FileNotFoundError as error:
+        raise _missing(where) from error
+
+
+def _place_of(store: ObjectStore, ref: FileRef) -> tuple[ObjectStore, str]:
+    return (store, ref.path) if "://" not in ref.path else _split(ref.path)
+
+
+def _missing(where: str) -> SnapshotDamagedError:
+    return SnapshotDamagedError(f"{where} is missing", hint="it is named by a manifest; restore an older savepoint")
+
+
+def _short(where: str, size: int, ref: FileRef) -> SnapshotDamagedError:
+    msg = f"{where} is shorter than its manifest says: {size} of {ref.length} bytes at {ref.offset}"
+    return SnapshotDamagedError(msg, hint="restore an older savepoint")
 
 
 def _split(path: str) -> tuple[ObjectStore, str]:

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from penstock.checkpoint.local_store import LocalStore
-from penstock.checkpoint.stores import checksum_of, join_uri, open_job_store, open_store, read_file, same_store
+from penstock.checkpoint.memory_store import MemoryStore
+from penstock.checkpoint.stores import (
+    checksum_of,
+    copy_file,
+    join_uri,
+    open_job_store,
+    open_store,
+    read_file,
+    same_store,
+)
 from penstock.core.errors import Cause, SnapshotDamagedError, StorageError, UsageError
 from penstock.core.snapshot import FileRef
 
@@ -33,6 +42,57 @@ def test_whole_objects_and_parts(store):
     assert store.size("a/b/c.bin") == 10
     store.put("a/b/c.bin", b"x")
     assert store.read("a/b/c.bin") == b"x"
+
+
+def test_an_object_is_copied_by_the_store(store):
+    store.put("a/one", b"0123456789")
+    store.put("b/two", b"earlier")
+    for key in ("b/two", "c/three"):
+        assert store.put_copy(key, store, "a/one")
+        assert store.read(key) == b"0123456789"
+    assert store.put_copy("b/two", store, "c/three"), "again, and the same bytes"
+    store.put("a/one", b"new")
+    store.delete("c/three")
+    assert store.read("b/two") == b"0123456789"
+    assert store.list("") == ["a/one", "b/two"]
+    with pytest.raises(FileNotFoundError):
+        store.put_copy("d", store, "absent")
+    assert store.list("d") == []
+
+
+def test_a_store_of_another_kind_is_not_copied_from(store, tmp_path):
+    other = LocalStore(str(tmp_path / "other")) if store.uri.startswith("memory:") else MemoryStore("other")
+    other.put("a", b"x")
+    assert not store.put_copy("b", other, "a")
+    assert store.list("") == []
+
+
+def test_a_file_that_cannot_be_linked_is_not_copied(tmp_path, monkeypatch):
+    store = LocalStore(str(tmp_path))
+    store.put("a", b"x")
+
+    def refused(*_):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", refused)
+    assert not store.put_copy("b", store, "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize(("offset", "length", "copied"), [(0, 4, True), (0, 3, False), (1, 3, False), (0, 0, False)])
+def test_only_whole_objects_are_copied(store, offset, length, copied):
+    store.put("job/a", b"abcd")
+    ref = FileRef(path="job/a", offset=offset, length=length)
+    assert copy_file(store, ref, store, "b") == copied
+    assert store.list("b") == ["b"] * copied
+
+
+def test_a_copy_of_what_is_missing_or_short_is_refused(store):
+    store.put("a", b"abc")
+    with pytest.raises(SnapshotDamagedError, match="none is missing"):
+        copy_file(store, FileRef(path="none", length=3), store, "b")
+    with pytest.raises(SnapshotDamagedError, match="3 of 4 bytes"):
+        copy_file(store, FileRef(path="a", length=4), store, "b")
 
 
 def test_what_is_absent(store):

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from penstock.checkpoint.manifest_log import SAVEPOINT_MANIFEST, Manifest, encode_manifest
 from penstock.checkpoint.savepoint_parts import joined_copy, split_for_copy
-from penstock.checkpoint.stores import checksum_of, read_file
+from penstock.checkpoint.stores import checksum_of, copy_file, read_file
 from penstock.core.errors import StorageError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
@@ -149,7 +149,10 @@ class SavepointWriter:
     def _segment_file(self, folder: str, ref: FileRef) -> FileRef:
         if ref.inline is not None:
             return ref
-        return self._put(f"{folder}/part-{_digest(f'{ref.path}@{ref.offset}')}-00000.parquet", self._read(ref))
+        key = f"{folder}/part-{_digest(f'{ref.path}@{ref.offset}')}-00000.parquet"
+        if copy_file(self._source, ref, self._target, key):
+            return FileRef(path=key, length=ref.length, checksum=ref.checksum)
+        return self._put(key, self._read(ref))
 
     def _copy(self, ref: FileRef) -> FileRef:
         if ref.inline is not None:
