@@ -296,13 +296,18 @@ def measure(scene, name):
     spans = [*itertools.pairwise([*scene.changes, float("inf")])]
     each = {what: [longest(times, *span) for span in spans] for what, times in figures.items()}
     after = {what: statistics.median(gaps) for what, gaps in each.items()}
-    history = job.client.checkpoints(job.job_id)["history"]
-    done = [one for one in history if one["trigger_timestamp"] > 1000 * began and one["status"] == "COMPLETED"]
+    done = wait_until(lambda: completed_since(job, began), "a checkpoint", seconds=LIMIT_S, step=0.2)
     after["checkpoint_s"] = max(one["end_to_end_duration"] for one in done) / 1000
     after["in_flight_bytes"] = max(one["persisted_data"] for one in done)
     told(way=name, **after, **before, each=each, load=round(os.getloadavg()[0], 1))
     job.cancel()
     job.wait()
+
+
+def completed_since(job, since):
+    """Return the completed checkpoints of a job that were triggered after a time."""
+    history = job.client.checkpoints(job.job_id)["history"]
+    return [one for one in history if one["trigger_timestamp"] > 1000 * since and one["status"] == "COMPLETED"]
 
 
 def add_scene_options(parser):
