@@ -27,7 +27,7 @@ ORDER_SCHEMA = pa.schema(
     ]
 )
 MARKER_STRIDE = 65_536
-_RECORDS_PER_POLL = 7
+RECORDS_PER_POLL = 7
 
 
 class _Current:
@@ -107,7 +107,7 @@ class SimReader:
         self._turn += 1
         split = active[self._turn % len(active)]
         partition, offset, end = (split.state[name] for name in ("partition", "offset", "end"))
-        limit = _RECORDS_PER_POLL if end is None else min(_RECORDS_PER_POLL, end - offset)
+        limit = RECORDS_PER_POLL if end is None else min(RECORDS_PER_POLL, end - offset)
         values = self._kafka.fetch(self._topic, partition, offset, limit)
         finished = end is not None and offset + len(values) >= end
         state = {**split.state, "offset": offset + len(values)}

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from tests.sim.connectors import ORDER_SCHEMA, source_spec
+from tests.sim.connectors import ORDER_SCHEMA, RECORDS_PER_POLL, source_spec
 from tests.support.sizes import TINY
 
 import penstock as ps
@@ -27,6 +27,8 @@ _MS = 1000
 USERS_OF_A_REGION = 1000
 #: Sizes without those that would let no plan have several segments: its tables are small.
 _DELTAS = PRODUCTION.changed(whole_rows=0, encoded_at_once_bytes=0)
+#: Failed checkpoints in a row that a job survives in any history.
+_TOLERANT = 100
 #: (user, amount, event time in us).
 Row = tuple[int, int, int]
 
@@ -156,9 +158,16 @@ class Plan:
             self.rows[partition] = [(first + user, amount, time) for user, amount, time in rows]
 
     def draw_checkpoints(self, chance: random.Random) -> None:
-        """Draw how many checkpoints are under way at a time, and whether their barriers block channels."""
+        """Draw how many checkpoints are under way at a time, and whether their barriers block channels.
+
+        Barriers that do not overtake wait for the rows before them. A job that tolerates few failures has a time-out
+        for the whole input: after each restart it would meet the same rows again, and no checkpoint would complete.
+        """
         if self.settings["unaligned_checkpoints"]:
             return
+        if self.settings["checkpoint_tolerated_failures"] < _TOLERANT:
+            least_ms = 2 * int(self._backlog_ms)
+            self.settings["checkpoint_timeout_ms"] = max(self.settings["checkpoint_timeout_ms"], least_ms)
         self.settings["max_concurrent_checkpoints"] = chance.choice([1, 2, 3])
         if self.settings["max_concurrent_checkpoints"] > 1:
             self.settings["checkpoint_min_pause_ms"] = 0
@@ -188,6 +197,12 @@ class Plan:
             )
             # faults often abandon its rescales: it runs when they have ended
             self.input_ms = chance.choice([self.input_ms, 3000.0])
+
+    @property
+    def _backlog_ms(self) -> float:
+        """How long a slow subtask takes for all rows of a region, if they wait for it."""
+        messages = [sum(-(-len(rows) // RECORDS_PER_POLL) for rows in topic) for topic in self.topics.values()]
+        return max(messages) * self.slow_ms
 
     @property
     def topics(self) -> dict[str, list[list[Row]]]:
@@ -299,7 +314,7 @@ def _settings(chance: random.Random) -> dict[str, Any]:
         "checkpoint_interval_ms": chance.choice([40, 80, 150]),
         "checkpoint_timeout_ms": chance.choice([150, 400, 800]),
         "checkpoint_min_pause_ms": chance.choice([0, 0, 20]),
-        "checkpoint_tolerated_failures": chance.choice([0, 2, 100]),
+        "checkpoint_tolerated_failures": chance.choice([0, 2, _TOLERANT]),
         "retained_checkpoints": chance.choice([1, 2, 3]),
         "buffer_timeout_ms": chance.choice([0, 2, 10, 30]),
         "buffer_size_bytes": chance.choice([256, 1024, 1 << 20]),
