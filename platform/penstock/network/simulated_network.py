@@ -87,12 +87,13 @@ class MemoryTransport:
         """Return the links on which `pump` would move a frame, in a fixed order."""
         links: list[WorkerPair] = []
         for worker_id in sorted(self._networks):
-            for peer, session in sorted(self._networks[worker_id].sessions.items()):
+            sessions = self._networks[worker_id].sessions
+            for peer in sorted(sessions):
                 link = WorkerPair(worker_id, peer)
-                if peer not in self._networks or frozenset(link) in self._partitioned:
-                    continue
                 direction = self._directions.get(link)
-                if session.has_output or (direction is not None and direction.waiting):
+                if not sessions[peer].has_output and (direction is None or not direction.waiting):
+                    continue
+                if peer in self._networks and frozenset(link) not in self._partitioned:
                     links.append(link)
         return links
 
