@@ -19,9 +19,12 @@ def caught_by(mutant: Mutant) -> tuple[int, str] | None:
     for seed in mutant.tried:
         with pytest.MonkeyPatch.context() as patch:
             mutant.plant(patch)
+            world = mutant.world(seed)
             try:
-                mutant.world(seed).execute()
+                world.execute()
             except SimulationError as error:
+                misfits = [line for line in world.scheduler.journal if "TypeError" in line]
+                assert not misfits, f"the planted fault does not fit the engine: {misfits[0]}"
                 return seed, str(error).partition("\n")[0]
     return None
 
