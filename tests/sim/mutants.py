@@ -50,6 +50,8 @@ from penstock.task.drive import subtask
 from penstock.task.drive.waiting_rows import WaitingRows
 
 Patch = pytest.MonkeyPatch
+#: No world of a mutant without its fault takes half of it.
+_MAX_STEPS = 10_000
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Mutant:
         plan.split(self.regions, random.Random(f"regions {seed}"))
         plan.settings.update({"checkpoint_tolerated_failures": 100, **self.settings})
         swarm = Swarm(random.Random(f"faults {seed}"), dict(self.points), dict(self.strikes), every_ms=self.every_ms)
-        return World(seed, plan, swarm, faults_for_ms=self.faults_for_ms)
+        return World(seed, plan, swarm, faults_for_ms=self.faults_for_ms, max_steps=_MAX_STEPS)
 
 
 _CRASHES = {"worker-killed": 3.0, "taskmanager-killed": 1.0}

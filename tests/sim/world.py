@@ -35,7 +35,6 @@ from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
 from penstock.network.simulated_network import MemoryTransport, WorkerPair
 
-_MAX_STEPS = 40_000
 _MAX_MS = 120_000.0
 _SLOTS = 2
 _MANAGERS = 2
@@ -45,7 +44,9 @@ _JOBMANAGERS = 2
 class World:
     """One simulated history."""
 
-    def __init__(self, seed: int, plan: Plan, swarm: Swarm, *, faults_for_ms: float = 2_000) -> None:
+    def __init__(
+        self, seed: int, plan: Plan, swarm: Swarm, *, faults_for_ms: float = 2_000, max_steps: int = 40_000
+    ) -> None:
         self.plan = plan
         self.swarm = swarm
         self.scheduler = Scheduler(seed)
@@ -63,7 +64,7 @@ class World:
         self.run: Run | None = None
         self.nemesis = Nemesis(self)
         self.store_up = True
-        self._faults_for_ms = faults_for_ms
+        self._faults_for_ms, self._max_steps = faults_for_ms, max_steps
         self._names = 0
         #: TaskManagers that were drained and ended while the job was deployed.
         self.drained = 0
@@ -106,7 +107,7 @@ class World:
             self.scheduler.at(self._faults_for_ms, "heal", self._heal)
             self.scheduler.at(50, "user", self._user)
             self.scheduler.after.append(self._pump_links)
-            self.scheduler.run(lambda: self._finished, max_steps=_MAX_STEPS, max_ms=_MAX_MS)
+            self.scheduler.run(lambda: self._finished, max_steps=self._max_steps, max_ms=_MAX_MS)
             rows = self.checks.output()
         self.swarm.seen("transaction-fenced", self.kafka.aborted)
         scheduler = self.scheduler
@@ -464,10 +465,11 @@ class World:
         fiber = fibers.current()
         if fiber is not None:
             fiber.check()
-        data, version = self.store._objects.get(key, (b"", 0))
-        if phase == "after" and operation == "put" and version > self._written:
-            self._written = version
-            self.checks.put(key, data)
+        if phase == "after" and operation == "put":
+            data, version = self.store._objects.get(key, (b"", 0))
+            if version > self._written:
+                self._written = version
+                self.checks.put(key, data)
         elif phase == "after" and operation == "delete":
             self.checks.deleted(key)
         if fiber is None:
