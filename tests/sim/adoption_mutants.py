@@ -107,6 +107,7 @@ ADOPTION = (
         _SLOW,
         {"checkpoint_interval_ms": 30},
         seeds=100,
+        likely=5,
         every_ms=120,
     ),
     Mutant("a split assigned twice", _owners_forgotten, {}, _CHANGES, {**_SLOW, "phases": [Phase(3)]}),
@@ -117,6 +118,6 @@ ADOPTION = (
     Mutant(
         "an older attempt of a region adopted", _any_attempt_of_the_job, {},
         {"worker-zombie": 2.0, "jobmanager-killed": 2.0, "worker-killed": 1.0},
-        {"phases": [Phase(1, "finish")], "begin_ms": 50.0, **_SLOW}, regions=2, seeds=500, likely=78, every_ms=100,
+        {"phases": [Phase(1, "finish")], "begin_ms": 50.0, **_SLOW}, regions=2, seeds=500, likely=172, every_ms=100,
     ),
 )  # fmt: skip

@@ -112,7 +112,7 @@ ELECTION = (
         {"standby-paused": 6.0},
         _SLOW,
         every_ms=60,
-        likely=5,
+        likely=2,
     ),
     Mutant("a silent leader has no time for a renewal", _silence_is_enough, {}, {PATH_BROKEN: 3.0}, _PROBES),
     Mutant(
@@ -132,7 +132,7 @@ ELECTION = (
         _CHANGES,
         _SLOW,
         seeds=60,
-        likely=6,
+        likely=7,
     ),
     Mutant(
         "a generation is taken from its leader",
@@ -151,7 +151,7 @@ ELECTION = (
         _CHANGES,
         _SLOW,
         seeds=150,
-        likely=87,
+        likely=93,
         every_ms=120,
     ),
 )

@@ -505,7 +505,7 @@ MUTANTS = (
         every_ms=500,
         faults_for_ms=4000,
     ),
-    Mutant("delete on abort", _delete_on_abort, {"upload-delayed": 0.4}, _DEATHS, _SLOW, _HASTY, likely=6),
+    Mutant("delete on abort", _delete_on_abort, {"upload-delayed": 0.4}, _DEATHS, _SLOW, _HASTY, likely=9),
     Mutant("tombstone without scope", _tombstone_without_scope, {}, _CRASHES, _SLOW, likely=2),
     Mutant("an entry before a seal names removed files", _names_stay, {}, {"jobmanager-killed": 1.0}, _SLOW),
     Mutant("publish before the manifest", _publish_before_manifest, {"upload-delayed": 0.3}, _CRASHES, likely=2),
@@ -537,7 +537,9 @@ MUTANTS = (
         {**_SLOW, "phases": [Phase(3, "finish")]},
         {"checkpoint_interval_ms": 40, "checkpoint_mode": "at-least-once"},
     ),
-    Mutant("ack counts for an older checkpoint", _later_ack_counts, _LATE_ACKS, _CRASHES, _SLOW, _OVERLAPPING),
+    Mutant(
+        "ack counts for an older checkpoint", _later_ack_counts, _LATE_ACKS, _CRASHES, _SLOW, _OVERLAPPING, likely=6
+    ),
     Mutant("older checkpoint appended later", _older_appended_later, _LATE_ACKS, {}, _SLOW, _OVERLAPPING),
     Mutant("output of a subsumed checkpoint dropped", _subsumed_output_dropped, _LATE_ACKS, {}, _SLOW, _OVERLAPPING),
     Mutant(
@@ -551,7 +553,12 @@ MUTANTS = (
     ),
     Mutant("pending output dropped at restart", _pending_dropped, {"kill-before-init": 0.3}, {}, _SLOW),
     Mutant(
-        "output not carried on", _output_not_carried_on, {"publish-delayed": 0.5, "kill-before-commit": 0.1}, {}, _SLOW
+        "output not carried on",
+        _output_not_carried_on,
+        {"publish-delayed": 0.5, "kill-before-commit": 0.1},
+        {},
+        _SLOW,
+        likely=2,
     ),
     Mutant("offsets read after the barrier", _split_offset_of_later, {}, _CRASHES, _SLOW),
     Mutant(
@@ -591,7 +598,7 @@ MUTANTS = (
         {**_LONG, "phases": [Phase(3, "finish")]},
         {"checkpoint_interval_ms": 40},
         seeds=60,
-        likely=7,
+        likely=3,
     ),
     Mutant(
         "changes of a key that leaves memory lost",
@@ -667,5 +674,5 @@ MUTANTS = (
     ),
     Mutant("savepoint sealed after its first part", _sealed_early, {}, {}, _SAVED, likely=2),
     Mutant("files of a native savepoint named by position", _native_by_number, {}, {}, _SAVED, likely=2),
-    Mutant("files of a savepoint's parts share names", _parts_share_names, {}, {}, _SAVED),
+    Mutant("files of a savepoint's parts share names", _parts_share_names, {}, {}, _SAVED, likely=5),
 )

@@ -141,7 +141,7 @@ _OVERLAPPING = {"checkpoint_interval_ms": 20, "max_concurrent_checkpoints": 3, "
 REGIONS = (
     _mutant("acks of killed executions count", _acks_of_the_killed, {"upload-delayed": 0.4, "ack-late": 0.3}, 46),
     _mutant("a checkpoint without the region that restarts", _without_the_region, {}),
-    _mutant("only the newest checkpoint aborted", _newest_aborted, {"ack-late": 0.3}, 2, **_OVERLAPPING),
+    _mutant("only the newest checkpoint aborted", _newest_aborted, {"ack-late": 0.3}, **_OVERLAPPING),
     _mutant("a complete checkpoint appended later", _complete_appended, {"upload-delayed": 0.4}, 15, **_OVERLAPPING),
     _mutant("the sources of other regions reset", _other_sources_reset, {}),
     _mutant("other regions repeat without alignment", _other_sources_reset, {}, checkpoint_mode="at-least-once"),

@@ -44,6 +44,6 @@ _SETTINGS = {
 }
 
 SCHEDULING = (
-    Mutant("slots taken without a pause", _no_pause, {}, _LOSSES, _PLAN, _SETTINGS),
-    Mutant("slots of the previous run counted as taken", _own_slots_taken, {}, _LOSSES, _PLAN, _SETTINGS),
+    Mutant("slots taken without a pause", _no_pause, {}, _LOSSES, _PLAN, _SETTINGS, likely=2),
+    Mutant("slots of the previous run counted as taken", _own_slots_taken, {}, _LOSSES, _PLAN, _SETTINGS, likely=2),
 )
