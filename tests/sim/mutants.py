@@ -492,6 +492,13 @@ def _copies_not_compared(patch: Patch) -> None:
     patch.setattr(local_copies, "_part", lambda path, ref: part(path, msgspec.structs.replace(ref, checksum="")))
 
 
+def _found_forgotten(patch: Patch) -> None:
+    """Retention does not know a checkpoint that is in the log though its append failed."""
+    appended = Checkpointing.appended
+    forgetful = lambda self, entry, now_ms: appended(self, msgspec.structs.replace(entry, found=()), now_ms)
+    patch.setattr(Checkpointing, "appended", forgetful)
+
+
 MUTANTS = (
     Mutant(
         "segments of a failed upload forgotten",
@@ -599,6 +606,15 @@ MUTANTS = (
         {"checkpoint_interval_ms": 40},
         seeds=60,
         likely=3,
+    ),
+    Mutant(
+        "a checkpoint in the log unknown to retention",
+        _found_forgotten,
+        {"put-fails-after": 0.5, "read-fails": 0.2, "publish-delayed": 0.5},
+        {},
+        {**_SLOW, "inline_bytes": 0, "limits": TINY},
+        {"retained_checkpoints": 1, "checkpoint_interval_ms": 40},
+        likely=12,
     ),
     Mutant(
         "changes of a key that leaves memory lost",

@@ -118,6 +118,8 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     manifest: Manifest
     permit: CommitPermit
+    #: Earlier checkpoints of this leader whose append had an unknown outcome: they are in the log.
+    found: tuple[Manifest, ...] = ()
 
 
 def key_of(sequence: int) -> str:
@@ -160,6 +162,8 @@ class ManifestLog:
         self._sealed = False
         #: Nonces of appends with an unknown outcome: an entry with one of them is ours.
         self._undecided: set[str] = set()
+        #: Checkpoints of such appends that are in the log, and that neither `append` nor `read` has returned.
+        self._found: list[Manifest] = []
         #: Entries to rewrite without files, by sequence, and sequences of entries to remove.
         self._emptied: dict[int, Manifest] = {}
         self._given_up: set[int] = set()
@@ -185,6 +189,8 @@ class ManifestLog:
     def append(self, entry: Manifest) -> LogEntry:
         """Append an entry; `sequence` and `nonce` of `entry` are filled in.
 
+        With a checkpoint it returns earlier ones that are in the log though their append failed: retention needs them.
+
         Raises:
             LeadershipLostError: a newer generation has taken over the log.
             StorageError: the store failed for longer than the retries; the entry may still appear later.
@@ -192,7 +198,11 @@ class ManifestLog:
         if not self._sealed:
             msg = "an entry was appended before the seal"
             raise LeadershipLostError(msg, hint="this is a bug in penstock: report it")
-        return self._append(entry, past_older=False)
+        appended = self._append(entry, past_older=False)
+        if entry.checkpoint_id is None:
+            return appended
+        found, self._found = tuple(self._found), []
+        return msgspec.structs.replace(appended, found=found)
 
     def read(self) -> tuple[LogEntry, ...]:
         """Return all entries, oldest first, as they are in the store now.
@@ -219,6 +229,7 @@ class ManifestLog:
             self._refuse_newer(manifest)
             self._last = max(self._last, sequence)
             found.append(self._entry(manifest))
+        self._found.clear()
         return tuple(found)
 
     def delete(self, sequences: tuple[int, ...], emptied: tuple[Manifest, ...] = ()) -> None:
@@ -264,6 +275,8 @@ class ManifestLog:
                 raise LeadershipLostError(
                     msg, hint="two leaders share a generation: check that the lease file is intact"
                 )
+            if present.nonce in self._undecided and present.checkpoint_id is not None:
+                self._found.append(present)
             self._undecided.discard(present.nonce)
             self._last += 1
         msg = f"the manifest log {self._store.uri} grew during every attempt to append to it"

@@ -100,8 +100,26 @@ def test_an_append_of_unknown_fate_that_turns_up_later_is_stepped_over(log_of, m
         log.append(manifest_of(checkpoint_id=1))
     memory.fault = lambda *_: None
     assert decode_manifest(memory.read(key_of(2))).checkpoint_id == 1
-    assert log.append(manifest_of(checkpoint_id=2)).manifest.sequence == 3
-    assert [e.manifest.checkpoint_id for e in log.read()] == [None, 1, 2]
+    entry = log.append(manifest_of(checkpoint_id=2))
+    assert entry.manifest.sequence == 3
+    assert [manifest.sequence for manifest in entry.found] == [2]
+    assert log.append(manifest_of(checkpoint_id=3)).found == ()
+    assert [e.manifest.checkpoint_id for e in log.read()] == [None, 1, 2, 3]
+
+
+def test_a_checkpoint_of_unknown_fate_is_returned_with_the_next_checkpoint_unless_it_was_read(
+    log_of, manifest_of, memory
+):
+    log = log_of(1)
+    for number in (1, 2):
+        fail(memory, "after", times=100)
+        with pytest.raises(StorageError):
+            log.append(manifest_of(checkpoint_id=number))
+        memory.fault = lambda *_: None
+        assert log.append(manifest_of("end")).found == ()
+        if number == 1:
+            log.read()
+    assert [manifest.checkpoint_id for manifest in log.append(manifest_of(checkpoint_id=3)).found] == [2]
 
 
 def test_an_append_whose_entry_cannot_be_read_back_is_of_unknown_fate_too(log_of, manifest_of, memory):

@@ -580,7 +580,7 @@ class Checkpointing:
         self.history.appended(manifest.checkpoint_id or 0, manifest.sequence, path, now_ms)
         if coordinator is None or current is None:
             return []  # its deployment has ended; the next one finds it in the log
-        self._manifests = (*self._manifests, manifest)
+        self._manifests = (*self._manifests, *entry.found, manifest)
         self.pending = {c.id: c for c in manifest.pending if c.id not in self._published}
         if manifest.kind == "checkpoint":
             self.pending_as_of = manifest.sequence
