@@ -26,6 +26,7 @@ from penstock.jobmanager.cluster.kept_workers import KeptWorkers
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
 from penstock.jobmanager.deploy.deployment import source_spec
 from penstock.jobmanager.deploy.job_log import JobIdentity
+from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.jobs.job_store import JobStore, StartOptions
 from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages import commands as cmd
@@ -89,7 +90,7 @@ class Leader:
         self._calling = False
         self._handling = False
         self._where: dict[str, str] = {}
-        #: Killed workers that have not exited, and the session of their TaskManager.
+        #: Killed workers that have not exited and that deployments wait for, and the session of their TaskManager.
         self._killed: dict[str, Session] = {}
         self._wake_token = 0
         self._last_abort = self._last_trigger = 0
@@ -335,7 +336,10 @@ class Leader:
         self._tell(self._pool.add(manager.name, "sim", manager.slots, held))
         if kept:
             found = tuple((worker.worker_id, Slot(manager.name, worker.slot, "sim")) for worker in kept)
+            late = self.master is not None and self.master.step is not Step.RECONCILING
             self.post(ev.WorkersKept(found))
+            if late:  # fenced as workers of absent TaskManagers are: no deployment waits for their end
+                self._killed = {worker: killed for worker, killed in self._killed.items() if worker not in names}
 
     def drain(self, name: str) -> bool:
         """Do what `RescaleRequests.drain` does; return whether the TaskManager can end."""
