@@ -11,6 +11,7 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
 from tests.airflow.provider.stand_in import Instance, fired
+from tests.support.leases import PATIENT
 from tests.support.waiting import DEADLINE_S, wait_until
 
 from penstock.client.handle import JobHandle
@@ -110,7 +111,9 @@ def leader(hook):
 
 
 def test_a_hook_follows_a_change_of_leader(tmp_path, monkeypatch):
-    config = LocalClusterConfig(taskmanagers=0, jobmanagers=2, directory=tmp_path, restart_dead=False)
+    config = LocalClusterConfig(
+        taskmanagers=0, jobmanagers=2, directory=tmp_path, restart_dead=False, environment=PATIENT
+    )
     with LocalCluster(config) as cluster:
         hosts = cluster.address.replace("http://", "")
         monkeypatch.setenv("AIRFLOW_CONN_TWO", json.dumps({"conn_type": "penstock", "host": hosts}))
