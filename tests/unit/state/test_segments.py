@@ -16,7 +16,7 @@ from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Tombstone
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.log import segments as module
 from penstock.state.log.segment_file import SegmentFile
-from penstock.state.log.segments import SegmentWriter, key_names, read_state
+from penstock.state.log.segments import SegmentWriter, key_names, merge_segments, read_state
 from penstock.state.memory.limits import StateLimits
 
 SPEC = PaneTableSpec(
@@ -184,6 +184,26 @@ def test_wide_rows_are_merged_few_at_a_time(monkeypatch, limit):
     assert len(merged) > 1
     for part in merged:
         assert part.nbytes <= limit or len(part.column("__key_hash").unique()) == 1
+
+
+def test_timers_are_merged_in_parts_though_their_row_groups_are_spans_of_time():
+    fields, random = PaneTableSpec(SPEC.key_schema, ()).segment_schema, np.random.default_rng(2)
+    schema, limits = pa.schema([field for field in fields if field.name != "__rows"]), StateLimits(group_rows=200)
+    hashes, stored = np.sort(random.integers(0, 1000, 800)), []
+    for position in (1, 2):
+        columns = {name: [None] * len(hashes) for name in schema.names}
+        columns |= {"__key_hash": hashes, "user": [str(h) for h in hashes], "__seq": range(len(hashes))}
+        columns |= {"__namespace": 1000 * position + random.permutation(800), "__deleted": [False] * 800}
+        arrays = [pa.array(columns[field.name], field.type) for field in schema]
+        encoded = SegmentWriter(schema, position, limits=limits).write([pa.Table.from_arrays(arrays, schema=schema)])
+        stored.append(encoded.stored(FileRef(inline=encoded.data), "w"))
+    files = [SegmentFile(segment, lambda ref: ref.inline, limits) for segment in stored]
+    # the encoded bytes: one range of hashes is read, and its rows take more when they are decoded
+    limits = limits.changed(merged_bytes=sum(file.estimated(ALL_HASHES)[1] for file in files))
+    files = [SegmentFile(segment, lambda ref: ref.inline, limits) for segment in stored]
+    merged = list(merge_segments(files, (), schema, within=ALL_HASHES, keep_deleted=False))
+    assert len(merged) > 1
+    assert [h for part in merged for h in part.column("__key_hash").to_pylist()] == sorted([*hashes, *hashes])
 
 
 def test_a_segment_knows_its_ranges_and_carries_field_ids():

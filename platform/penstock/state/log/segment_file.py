@@ -134,7 +134,11 @@ class SegmentFile:
                 yield part
 
     def decoded(self, groups: Sequence[RowGroup], wanted: HashRange) -> Iterator[tuple[RowGroup, pa.Table]]:
-        """Yield row groups with all of their rows; neighbours inside `wanted` as one. Raises SnapshotDamagedError."""
+        """Yield row groups with all of their rows, sorted by hash; neighbours inside `wanted` as one.
+
+        Raises:
+            SnapshotDamagedError: the file is missing or damaged.
+        """
         for run in runs_of(groups, self.limits.run_bytes):
             file = self._file_with(run, self.fetch(run))
             for part in _parts_of(run, wanted, self.limits.decoded_bytes // (_WORD * self._metadata.num_columns)):
@@ -314,11 +318,15 @@ def runs_of(groups: Sequence[RowGroup], most_bytes: int) -> Iterator[list[RowGro
 
 
 def _parts_of(run: Sequence[RowGroup], wanted: HashRange, most_rows: int) -> Iterator[list[RowGroup]]:
-    """Yield the row groups of a run: those inside `wanted` together, about `most_rows` rows at a time."""
+    """Yield the row groups of a run: those inside `wanted` together, about `most_rows` rows at a time.
+
+    Row groups of timers are spans of time: their hashes do not ascend from one to the next, so each is alone.
+    """
     part: list[RowGroup] = []
     for group in run:
         inside = wanted.low <= group.low and group.high <= wanted.high
-        if part and not (inside and sum(g.rows for g in part) + group.rows <= most_rows):
+        joins = part and inside and part[-1].high <= group.low
+        if part and not (joins and sum(g.rows for g in part) + group.rows <= most_rows):
             yield part
             part = []
         part.append(group)
