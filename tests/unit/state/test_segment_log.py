@@ -280,6 +280,14 @@ def test_the_longest_sorted_run_says_how_many_keys_there_are_at_least():
     assert SegmentLog(ALL_HASHES).keys == 0
 
 
+def test_a_segment_of_several_namespaces_joins_no_runs():
+    log = SegmentLog(ALL_HASHES)
+    rows = [segment(n, rows=10, hash_min=low, hash_max=9) for n, low in ((1, 0), (3, 5))]
+    between = segment(2, rows=10, hash_min=0, hash_max=4, namespace_max=7)
+    log.restore([*rows, between], [])
+    assert log.keys == 10
+
+
 def test_changes_after_a_savepoint_are_merged_without_it():
     log = restored(ASCENDING)
     for _ in range(PRODUCTION.segments_per_tier):

@@ -93,9 +93,10 @@ class SegmentLog:
         longest = rows = 0
         last: Segment | None = None
         for segment in (e.segment for e in self.entries if e.segment is not None):
-            continues = last is not None and last.hash_max < segment.hash_min
+            if last is None or segment.hash_min <= last.hash_max:
+                rows = 0
             if segment.namespace_min == segment.namespace_max:
-                rows = rows_of(segment) + (rows if continues else 0)
+                rows += rows_of(segment)
             longest, last = max(longest, rows), segment
         return longest
 
