@@ -84,6 +84,7 @@ def test_the_same_on_a_real_minio(minio_server, bucket, monkeypatch):
         test_stores.test_compare_and_set_loses_no_update,
     ):
         check(store)
+    test_stores.test_an_object_is_copied_by_the_store(S3Store(f"s3://{bucket}/copied"))
     with pytest.raises(FileNotFoundError):
         store.read("nothing/here")
     assert not store.put_if_match("nothing/here", b"x", "etag")
