@@ -166,7 +166,7 @@ def test_a_restart_leaves_out_what_has_expired(backend, kind):
         steps.start(1)
         table = job.operators[0]._table
         assert len(table._hot.memory.present().slots) == 0
-        assert table._cold.rows.rows_of(0) == 0
+        assert table.cold.rows_of(0) == 0
         steps.batch(2, 200)
         steps.question()
 

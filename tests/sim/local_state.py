@@ -17,8 +17,8 @@ from tests.support.memory import folder_in_memory
 
 from penstock.checkpoint.local_copies import LocalCopies
 from penstock.state.log.frozen import FrozenSegment, FrozenSource
-from penstock.state.panes.pane_table import PaneTable
 from penstock.state.state_backend import StateBackend
+from penstock.state.tables.pane_table import PaneTable
 from penstock.state.tiers.range_fetcher import RangeFetcher
 from penstock.task.drive.subtask import Subtask
 from penstock.task.drive.waiting_rows import WaitingRows
@@ -33,7 +33,7 @@ def local_state(swarm: Swarm) -> Iterator[Path]:
     #: By folder, which a later store of the same attempt may use again.
     opened: dict[Path, Any] = {}
     with folder_in_memory() as folder, pytest.MonkeyPatch.context() as patch:
-        _noted(patch, PaneTable, "_evict", lambda _table, _result: swarm.seen("keys-evicted"))
+        _noted(patch, PaneTable, "evict_keys", lambda _table, _result: swarm.seen("keys-evicted"))
         _noted(patch, FrozenSegment, "spill", lambda rows, _result: swarm.seen("changes-spilled", bool(rows._spilled)))
         _noted(patch, FrozenSource, "gather", lambda log, _result: swarm.seen("changes-spilled", bool(log._filed)))
         _noted(patch, StateBackend, "open_store", lambda _places, store: opened.update({store._folder: store}))

@@ -44,7 +44,7 @@ from penstock.operators.sources.source_operator import SourceOperator
 from penstock.state.cells.pane_memory import PaneMemory
 from penstock.state.log.segment_log import LogView, SegmentLog
 from penstock.state.memory.limits import PRODUCTION
-from penstock.state.panes.pane_table import ColdPanes, PaneTable
+from penstock.state.tables.pane_table import PaneTable
 from penstock.task.checkpoint import restore, savepoint_copy
 from penstock.task.drive import subtask
 from penstock.task.drive.waiting_rows import WaitingRows
@@ -301,13 +301,13 @@ def _floor_of_the_others(patch: Patch) -> None:
 
 def _change_of_a_leaving_key_lost(patch: Patch) -> None:
     """A key that leaves memory takes its changes to the local disk, and no segment gets them."""
-    evict = PaneTable._evict
+    evict_keys = PaneTable.evict_keys
 
-    def forgetful(self: PaneTable, cold: ColdPanes) -> None:
+    def forgetful(self: PaneTable, *leaving: Any) -> None:
         self._hot.memory._meta[:, pages.DIRTY] = 0
-        evict(self, cold)
+        evict_keys(self, *leaving)
 
-    patch.setattr(PaneTable, "_evict", forgetful)
+    patch.setattr(PaneTable, "evict_keys", forgetful)
 
 
 def _row_in_flight_lost(patch: Patch) -> None:

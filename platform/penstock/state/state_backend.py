@@ -139,17 +139,18 @@ class StateBackend:
 
     def _local_rows(self, source: FrozenSource[PaneTableSpec], regions: int) -> LocalPaneStore:
         request, spec = self._request, source.spec
-        if not _fits_file(spec):
+        if not self.fits_file(spec):
             return SortedColdStore(spec, self.open_store(source.state), request.hash_range, regions)
         files = ColdFileStore(spec, request.hash_range, request.directory, self._share, request.limits, regions)
         files.expect(source.log.rows)
         return files
 
+    def fits_file(self, spec: PaneTableSpec) -> bool:
+        """Return whether the cold rows of a table are in a mapped file: one pane, of words only."""
+        if self._request.settings.state_backend == "hashmap" or not spec.single_pane or spec.value_words:
+            return False
+        return all(is_fixed(field.type) for field in plain_key_schema(spec.key_schema))
+
     def open_store(self, name: str) -> SortedStore:
         """Return a new store for evicted keys and windows; its library was checked by `require`."""
         return RocksStore(self._request.directory / f"cold-{name}", self._share)
-
-
-def _fits_file(spec: PaneTableSpec) -> bool:
-    keys = plain_key_schema(spec.key_schema)
-    return spec.single_pane and not spec.value_words and all(is_fixed(field.type) for field in keys)

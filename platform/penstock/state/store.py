@@ -29,12 +29,12 @@ from penstock.state.log.segment_log import LogDelta, LogView, SegmentLog, log_de
 from penstock.state.log.segments import clip_of, merge_segments, read_visible, slices_of_keys
 from penstock.state.log.ttl import TtlClock
 from penstock.state.memory.budget import EvictionPolicy
-from penstock.state.panes.pane_table import PaneTable
-from penstock.state.panes.running_table import RunningTable
 from penstock.state.state_backend import StateBackend
 from penstock.state.tables.collection_table import CollectionTable
 from penstock.state.tables.join_buffer import JoinBuffer
+from penstock.state.tables.pane_table import PaneTable
 from penstock.state.tables.row_state import RowState
+from penstock.state.tables.running_table import RunningTable
 from penstock.state.tables.timer_table import TimerTable
 from penstock.state.tables.value_table import ValueTable
 
@@ -60,6 +60,8 @@ _SESSION_TIMERS = TIMERS + SESSION_TIMERS
 _DECODED_PART = 16
 #: Freezes remembered until their checkpoint is known to be complete.
 _MAX_OPEN_VIEWS = 64
+#: Hot rows of a table with a cold file may take one part in this many of its share.
+_FILE_PART = 3
 
 
 class StateTable(Protocol):
@@ -120,13 +122,26 @@ class KeyedState:
             StateMismatchError: the snapshot's columns differ from the spec's.
             PenstockError: it does not fit the managed memory (hashmap backend).
         """
-        budget, cold = self._request.budget, self._cold
-        return self._declare(name, spec, lambda source: PaneTable(source, budget, cold.rows(source)))
+        rows, cold = self._pane_state(spec), self._cold
+        return rows.panes(name, spec, lambda source: PaneTable(source, rows, cold.rows(source)))
 
     def running_table(self, name: str, spec: PaneTableSpec, ttl: Ttl | None = None) -> RunningTable:
         """Declare a table without windows and restore it; `ttl` is given if the spec says that rows expire."""
-        budget, cold = self._request.budget, self._cold
-        return self._declare(name, spec, lambda source: RunningTable(source, budget, cold.rows(source), ttl))
+        rows, cold = self._pane_state(spec), self._cold
+        return rows.panes(name, spec, lambda source: RunningTable(source, rows, cold.rows(source), ttl))
+
+    def _pane_state(self, spec: PaneTableSpec) -> RowState:
+        """Return the keys of a table of panes, which evicts them to its store."""
+        limits, in_file = self._request.limits, self._cold.fits_file(spec)
+        policy = self._policy()
+        policy.row_bytes = spec.width * 8
+        if not spec.value_words:  # they need the same again while they are moved
+            policy.borrows, policy.hot_part = True, 1
+        if in_file:
+            # a table in a file gets less memory: its frozen rows and an eviction take as much again each; and it evicts
+            # more at a time, because a large eviction reads and writes less of the file per key
+            policy.hot_part, policy.limits = _FILE_PART, limits.changed(kept_keys_part=limits.kept_rows_part)
+        return self._new_rows(lambda: RowState(spec.key_schema, policy, self._declare, small=in_file))
 
     def session_table(self, name: str, spec: PaneTableSpec, rule: SessionRule) -> SessionTable:
         """Declare a table of sessions and restore it; with the rocksdb backend full memory evicts keys.
@@ -146,14 +161,23 @@ class KeyedState:
             GraphError: declared twice.
             UsageError: the backend's library is not installed.
         """
+
+        def made() -> RowState:
+            cold = self._cold.keys() if evictable else None
+            return RowState(key_schema, self._policy(), self._declare, cold=cold, runs=self._cold.runs())
+
+        return self._new_rows(made)
+
+    def _policy(self) -> EvictionPolicy:
         request = self._request
-        if self._rows is not None and self._loaded:
-            return self._rows
-        if self._rows is not None:
-            raise GraphError(f"the row state of {request.uid} is declared twice", hint="declare it once, in open")
-        cold = self._cold.keys() if evictable else None
-        policy = EvictionPolicy(request.budget, f"{request.writer}/{request.uid}", request.limits)
-        self._rows = RowState(key_schema, policy, self._declare, cold=cold, runs=self._cold.runs())
+        return EvictionPolicy(request.budget, f"{request.writer}/{request.uid}", request.limits)
+
+    def _new_rows(self, make: Callable[[], RowState]) -> RowState:
+        """Return the tables' keys, made once; those of loaded tables exist already."""
+        if self._rows is None:
+            self._rows = make()
+        elif not self._loaded:
+            raise GraphError(f"the state of {self._request.uid} is declared twice", hint="declare it once, in open")
         return self._rows
 
     @property
@@ -274,7 +298,7 @@ class KeyedState:
     @property
     def memory_bytes(self) -> int:
         """The managed bytes held by all tables."""
-        rows = 0 if self._rows is None else self._rows.index.memory_bytes
+        rows = 0 if self._rows is None else self._rows.index_bytes
         return rows + sum(map(bytes_of, self._tables.values()))
 
     def finish_restore(self) -> None:

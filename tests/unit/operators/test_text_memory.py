@@ -202,7 +202,7 @@ def test_aggregates_that_have_one_value_take_the_memory_of_one(tmp_path, kind, b
 
 
 def let_no_key_leave(monkeypatch):
-    monkeypatch.setattr("penstock.state.panes.pane_table.PaneTable._evict", refuse)
+    monkeypatch.setattr("penstock.state.tables.pane_table.PaneTable.evict_keys", refuse)
 
 
 def refuse(*_):

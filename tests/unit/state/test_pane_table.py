@@ -240,7 +240,7 @@ def test_rocksdb_holds_what_memory_does_not(state, memory):
         if step == 6:
             (frozen,) = store.freeze()
             then = dict(expected)
-    assert bool(table._cold.rows.panes) == (memory == 100_000)
+    assert bool(table.cold.panes) == (memory == 100_000)
     assert state.rows(table) == expected
     snapshot = state.upload(frozen)
     again = state.open([snapshot], backend="rocksdb", memory=memory).pane_table("panes", state.spec)
@@ -284,7 +284,7 @@ def test_late_firing_finds_keys_that_are_cold(state):
     table = state.open(backend="rocksdb", memory=100_000).pane_table("panes", state.spec)
     state.update(table, range(3000), [0] * 3000)
     state.update(table, [5000, 17], [0, 0])
-    assert table._cold.rows.panes == [0]
+    assert table.cold.panes == [0]
     batch = pa.record_batch({"k": pa.array([2999, 17, 5000, 1])})
     pieces = list(table.fire_keys(key_columns(batch, ("k",)), hash_columns(batch, ("k",)), [0]))
     found = {k: c[0] for p in pieces for k, c in zip(p.keys[0].to_pylist(), p.cells.tolist(), strict=True)}

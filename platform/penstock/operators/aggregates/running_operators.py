@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from penstock.core.elements import Barrier
     from penstock.kernels.compiler.compile import I64
     from penstock.operators.operator import Collector, OperatorContext
-    from penstock.state.panes.running_table import RunningTable
     from penstock.state.store import KeyedState
+    from penstock.state.tables.running_table import RunningTable
 
 _RUNNING_STATE = "running"
 

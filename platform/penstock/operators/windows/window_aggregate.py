@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.operators.windows.window_stages import WindowTime
     from penstock.state.cells.pane_memory import Fired
-    from penstock.state.panes.pane_table import PaneTable
     from penstock.state.store import KeyedState
+    from penstock.state.tables.pane_table import PaneTable
 
 _UNASSIGNED = MIN_TIMESTAMP
 _STATE = "panes"

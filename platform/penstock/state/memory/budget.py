@@ -72,9 +72,10 @@ class MemoryBudget:
         msg = f"{what} needs {self.used_bytes:,} bytes, managed_memory allows {self.limit_bytes:,}"
         return StateTooLargeError(msg, hint=f"raise managed_memory or the parallelism{hint}")
 
-    def should_shrink(self, holder: str) -> bool:
-        """Return whether the limit is exceeded and `holder` has at least its fair share."""
-        return self.exceeded and self._held.get(holder, 0) * len(self._held) >= self.limit_bytes
+    def should_shrink(self, holder: str, held_bytes: int) -> bool:
+        """Return whether `holder` exceeds the limit with these bytes, which are at least its fair share."""
+        used = self.used_bytes - self._held.get(holder, 0) + held_bytes
+        return used > self.limit_bytes and held_bytes >= self.share_of(holder)
 
 
 #: Largest call number that fits the array's type.
@@ -141,6 +142,8 @@ class EvictionPolicy:
     limits: StateLimits = PRODUCTION
     #: Rows in memory may take one part in this many of an even share.
     hot_part: int = 2
+    #: Whether rows may take more, as long as all holders together are below the limit.
+    borrows: bool = False
     #: Bytes of a row in memory; 0: they are not known in advance.
     row_bytes: int = 0
     lru: LruClock = field(default_factory=LruClock)
@@ -163,8 +166,13 @@ class EvictionPolicy:
 
     def full(self, hot_bytes: int, keys: int) -> bool:
         """Return whether `hot_bytes` or `keys` exceeds its limit."""
-        share = self.budget.share_of(self.holder)
-        return keys > self.limits.hot_keys or hot_bytes * self.hot_part > share
+        if self.borrows and keys <= self.limits.hot_keys:
+            return self.budget.should_shrink(self.holder, hot_bytes)
+        return self.above_part(hot_bytes, keys)
+
+    def above_part(self, hot_bytes: int, keys: int) -> bool:
+        """Return whether `hot_bytes` exceeds its part of an even share, or `keys` its limit."""
+        return keys > self.limits.hot_keys or hot_bytes * self.hot_part > self.budget.share_of(self.holder)
 
     def kept_mask(self, count: int, hot_bytes: int = 0) -> np.ndarray:
         """Return a mask of the slots that stay in memory: the most recently used ones of `count`.

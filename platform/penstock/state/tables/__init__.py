@@ -1,1 +1,1 @@
-"""Tables of values, collections, timers and join rows; opened by `state.store`."""
+"""Tables of panes, values, collections, timers and join rows; opened by `state.store`."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import numpy as np
     import pyarrow as pa
 
     from penstock.kernels.compiler.compile import I32, I64
@@ -24,8 +25,12 @@ class KeySpace(Protocol):
 
     index: KeyIndex
     policy: EvictionPolicy
-    #: The store of evicted and remote keys; None: all keys stay in memory.
+    #: The store of evicted and remote keys; None: all keys stay in memory, or in stores of panes.
     cold: SpillStore | None
+    #: Whether full memory evicts keys.
+    evicts: bool
+    #: Of each slot, whether a cold store may have rows of the key.
+    stored: np.ndarray
 
     @property
     def fetcher(self) -> RangeFetcher[Any] | None:
@@ -66,6 +71,13 @@ class KeySpace(Protocol):
 
     def note_changed(self, slots: I32) -> None:
         """Record that rows of slots were changed; see `RowState.note_changed`."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """See `RowState.slot_bytes`."""
+
+    def evict_keys(self) -> None:
+        """Evict keys; see `RowState.evict_keys`."""
 
     def drop_dead_keys(self) -> None:
         """Compact the index; see `RowState.drop_dead_keys`."""

@@ -1,9 +1,10 @@
-"""`RowState`: all state of one process function; its values, lists, maps and timers share one key index.
+"""`RowState`: all keyed state of one operator; its tables share one key index and one eviction of keys.
 
 The operator finds the slots of a batch's keys once (`upsert`, `distinct`), then reads and writes every state by slot.
 Memory is counted in `settle`, which drops keys without state. With a cold store, full memory evicts the least recently
 used keys with all their state. Keys of a batch that are new to the index are loaded from the store before the operator
-receives their slots. Full memory also spills rows of joins to files. Owned by one thread.
+receives their slots; cells of panes are loaded when they are first written. Full memory also spills rows of joins to
+files. Owned by one thread.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.kernels.rows.row_order import number_slots
+from penstock.kernels.rows.row_order import hash_order, number_slots
 from penstock.state.cells.accumulators import PaneTableSpec
 from penstock.state.keys.key_index import KeyIndex, columns_of
 from penstock.state.keys.sorted_keys import decode_keys
@@ -26,6 +27,8 @@ from penstock.state.memory.budget import EvictionPolicy
 from penstock.state.memory.slot_arrays import pieces, renumbering, with_room
 from penstock.state.tables.collection_table import CollectionTable
 from penstock.state.tables.join_buffer import JoinBuffer
+from penstock.state.tables.pane_table import PaneTable
+from penstock.state.tables.running_table import RunningTable
 from penstock.state.tables.session_table import SessionTable
 from penstock.state.tables.timer_table import TimerTable
 from penstock.state.tables.value_table import ValueTable
@@ -60,11 +63,12 @@ _TOGETHER = 16
 #: Registers a table in the store under a name, and restores it.
 Declare: TypeAlias = Callable[[str, Any, Callable[["FrozenSource[Any]"], Any]], Any]
 _TableT = TypeVar("_TableT")
+_PanesT = TypeVar("_PanesT", bound=PaneTable)
 _SpecT = TypeVar("_SpecT", RowSpec, PaneTableSpec)
 #: A table whose rows are a part of their key's record when the key is evicted.
 RowTable: TypeAlias = ValueTable | CollectionTable | SessionTable
 #: A table whose keys can be evicted: every table except the rows of a join.
-ColdTable: TypeAlias = RowTable | TimerTable
+ColdTable: TypeAlias = RowTable | TimerTable | PaneTable
 
 
 class RowState:
@@ -78,15 +82,19 @@ class RowState:
         *,
         cold: SpillStore | None = None,
         runs: tuple[RunFiles | None, RemoteRuns | None] = (None, None),
+        small: bool = False,
     ) -> None:
         """Start without state; `policy` has the budget, the name of the holder and the limits.
 
-        Without `cold` all keys stay in memory, without `runs` all rows of joins.
+        Without `cold` all keys stay in memory, except those of panes with a cold store; without `runs` all rows of
+        joins. `small`: see `KeyIndex`.
         """
         self.cold = cold
+        #: Whether full memory evicts keys.
+        self.evicts = cold is not None
         self.policy = policy
         self._limits = policy.limits
-        self.index = KeyIndex(key_schema)
+        self.index = KeyIndex(key_schema, small=small)
         self._holder = policy.holder
         self._budget = policy.budget
         self._declare = declare
@@ -96,11 +104,14 @@ class RowState:
         #: Those whose rows are in the records of evicted keys, by number.
         self._row_tables: list[RowTable] = []
         self._timer_tables: list[TimerTable] = []
+        self._pane_tables: list[PaneTable] = []
         self._join_buffers: list[JoinBuffer] = []
         self._numbers: I32 = np.zeros(0, np.int32)
         self._swept = 0
-        #: Of each slot, whether the cold store may have a record of the key, and whether it is out of date.
-        self._stored, self._changed = np.zeros(0, np.bool_), np.zeros(0, np.bool_)
+        #: Whether rows of a table expire.
+        self._expires = False
+        #: Of each slot, whether a cold store may have rows of the key, and whether its record is out of date.
+        self.stored, self._changed = np.zeros(0, np.bool_), np.zeros(0, np.bool_)
 
     # --- declarations -----------------------------------------------------------------------------------------------
 
@@ -160,6 +171,15 @@ class RowState:
             timers.discard_saved()
         return self._added(name, spec, lambda source: SessionTable(source, self, timers, rule), add)
 
+    def panes(self, name: str, spec: PaneTableSpec, make: Callable[[FrozenSource[PaneTableSpec]], _PanesT]) -> _PanesT:
+        """Declare cells by key and pane, beyond memory in their store; they are restored when this returns."""
+
+        def add(table: _PanesT) -> None:
+            self._pane_tables.append(table)
+            self.evicts = table.cold is not None
+
+        return self._added(name, spec, make, add)
+
     def join_buffer(
         self, name: str, values: tuple[pa.Field, ...], join: tuple[tuple[bytes, bytes], ...] = ()
     ) -> JoinBuffer:
@@ -176,6 +196,7 @@ class RowState:
         def added(source: FrozenSource[_SpecT]) -> _TableT:
             table = make(source)
             add(table)
+            self._expires = self._expires or source.ttl is not None
             return table
 
         made: _TableT = self._declare(name, spec, added)
@@ -185,20 +206,25 @@ class RowState:
 
     def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
         """Return the slot of every row, created if the key is new; the next call reuses the array."""
-        if self.cold is None:
-            return self.index.upsert(keys, hashes)
         known = self.index.count
         slots = self.index.upsert(keys, hashes)
-        self.policy.lru.touch(slots, self.index.count)
-        if self.index.count > known:
-            self._stored = with_room(self._stored, self.index.count)
-            self._changed = with_room(self._changed, self.index.count)
-            new = np.arange(known, self.index.count, dtype=np.int32)
-            for loaded, parts in self.cold.load(self.index.view(), new):
-                self._stored[loaded] = True
-                for table, own in zip(self._row_tables, parts, strict=True):
-                    table.load_parts(loaded, own)
+        if self.evicts:
+            self.policy.lru.touch(slots, self.index.count)
+            if self.index.count > known:
+                self._load(known)
         return slots
+
+    def _load(self, first: int) -> None:
+        """Load the records of new keys, the slots from `first` on; cells of panes are loaded on demand."""
+        self.stored = with_room(self.stored, self.index.count)
+        self.stored[first : self.index.count] = any(table.has_cold for table in self._pane_tables)
+        if self.cold is None:
+            return
+        self._changed = with_room(self._changed, self.index.count)
+        for loaded, parts in self.cold.load(self.index.view(), np.arange(first, self.index.count, dtype=np.int32)):
+            self.stored[loaded] = True
+            for table, own in zip(self._row_tables, parts, strict=True):
+                table.load_parts(loaded, own)
 
     def register(
         self,
@@ -300,8 +326,17 @@ class RowState:
     @property
     def key_bytes(self) -> int:
         """The bytes without the rows of joins."""
-        known = self.index.memory_bytes + int(self._numbers.nbytes) + self.policy.lru.nbytes
-        return known + sum(table.hot_bytes for table in self._cold_tables)
+        return self.index_bytes + self.slot_bytes + sum(table.hot_bytes for table in self._cold_tables)
+
+    @property
+    def index_bytes(self) -> int:
+        """The bytes of the keys, unless a table counts them."""
+        return 0 if self._pane_tables else self.index.memory_bytes
+
+    @property
+    def slot_bytes(self) -> int:
+        """The bytes of arrays by slot that belong to no table."""
+        return int(self._numbers.nbytes + self.stored.nbytes + self._changed.nbytes) + self.policy.lru.nbytes
 
     @property
     def _tables(self) -> tuple[ColdTable | JoinBuffer, ...]:
@@ -310,7 +345,7 @@ class RowState:
     @property
     def _cold_tables(self) -> tuple[ColdTable, ...]:
         """The tables whose keys can be evicted."""
-        return (*self._row_tables, *self._timer_tables)
+        return (*self._row_tables, *self._timer_tables, *self._pane_tables)
 
     def settle(self) -> None:
         """Count memory after a batch; slots may be renumbered by this call.
@@ -319,12 +354,15 @@ class RowState:
             StateTooLargeError: the state does not fit the managed memory.
         """
         self.sweep(self._limits.sweep_keys)
-        if self.policy.should_find_dead(self.index.count):
+        if not self._pane_tables and self.policy.should_find_dead(self.index.count):  # those look when panes go
             self.drop_dead_keys()
         self._make_room()
-        if self._budget.exceeded and self.cold is None and self._compact():
-            self.report()
-        if self._budget.exceeded and (self.cold is None or self._join_buffers):
+        over = self._budget.exceeded
+        for reduce in (self._compact, self.index.dense.disable) if over and not self.evicts else ():
+            if over and reduce():
+                self.report()
+                over = self._budget.exceeded
+        if over and (not self.evicts or self._join_buffers):
             more = "; with state_backend=rocksdb the keys of process functions and of windows, and the rows of a join, "
             raise self._budget.error(f"the state of {self._holder.rpartition('/')[2]}", f"{more}can exceed memory")
 
@@ -344,11 +382,11 @@ class RowState:
 
     def _make_room(self) -> None:
         """Evict keys down to the limit, report the usage, and spill join rows."""
-        if self.cold is not None and not self.keeps_all and self.policy.full(self.key_bytes, self.index.count):
+        if self.evicts and not self.keeps_all and self.policy.full(self.key_bytes, self.index.count):
             for rows in self._join_buffers:
                 rows.spill()
             if not self._pack():
-                self._evict_keys(self.cold)
+                self.evict_keys()
         self.report()
         if self._run_files is not None and self._join_buffers:
             self._spill()
@@ -356,7 +394,7 @@ class RowState:
     def _pack(self) -> bool:
         """Replace lists and maps by their parts while memory is full: those used least recently, then all.
 
-        Of sessions, drop the values that no cell refers to. Return whether memory has room then.
+        Of panes, drop the values that no cell refers to. Return whether memory has room then.
         """
         if self._compact():  # reads every cell: not again soon
             return not self.policy.full(2 * self.key_bytes, self.index.count)
@@ -373,21 +411,23 @@ class RowState:
         return False
 
     def _compact(self) -> bool:
-        """Drop the values that no session refers to; return whether sessions may have any."""
-        found = [table.compact() for table in self._row_tables if isinstance(table, SessionTable)]
+        """Drop the values that no cell of a pane refers to; return whether cells may have any."""
+        found = [table.compact() for table in self._cold_tables if isinstance(table, PaneTable)]
         return any(found)
 
-    def _evict_keys(self, cold: SpillStore) -> None:
-        """Evict keys until memory is not full; their unsaved changes are gathered first."""
+    def evict_keys(self) -> None:
+        """Evict keys, until memory is not full; their unsaved changes are gathered first."""
         for table in self._row_tables:
             table.source.gather(table.unsaved(), self.policy.gathered_bytes)
         held, keys = self.key_bytes, -1
-        while self.index.count not in (0, keys) and self.policy.full(held, self.index.count):
+        while self.index.count not in (0, keys):
             before, keys = held, self.index.count
-            self._evict(cold, held)
+            self._evict(held)
             held = self.key_bytes
             self.policy.record_evicted(keys - self.index.count, before - held)
-        waiting = sum(table.source.memory_bytes for table in self._cold_tables)
+            if not self.policy.full(held, self.index.count):
+                break
+        waiting = sum(table.source.memory_bytes for table in (*self._row_tables, *self._timer_tables))
         self._budget.work(f"{self._holder}/waiting", waiting)
 
     def _spill(self) -> None:
@@ -424,17 +464,23 @@ class RowState:
 
     def sweep(self, limit: int | None = None) -> None:
         """Check the next `limit` keys (None: all), in turn, and remove rows that expired; also of some evicted keys."""
-        expiring = [t for t in self._row_tables if not isinstance(t, SessionTable) and t.source.ttl is not None]
-        if not expiring:
+        if not self._expires:
             return
-        count = self.index.count
-        every, limit = limit is None, count if limit is None else limit
+        every, count = limit is None, self.index.count
+        expiring = [t for t in self._row_tables if not isinstance(t, SessionTable) and t.source.ttl is not None]
+        # never all at once: a table of panes may have very many keys
+        running = [] if every else [t for t in self._pane_tables if isinstance(t, RunningTable) and t.source.ttl]
+        if not expiring and not running:
+            return
+        limit = count if limit is None else limit
         lists = any(isinstance(table, CollectionTable) for table in expiring) and not every
         first = 0 if every or self._swept >= count else self._swept
         self._swept = min(first + (max(1, limit // _SWEEP_PART) if lists else limit), count)
         slots = np.arange(first, self._swept, dtype=np.int32)
-        for table in expiring:
+        for table in (*expiring, *running):
             table.remove_expired(slots)
+        if running and self.policy.should_find_dead(count):
+            self.drop_dead_keys()
         if self.cold is None:
             return
         deadlines = [table.source.deadline for table in self._row_tables]
@@ -444,23 +490,24 @@ class RowState:
                 keys, hashes, _ = decode_keys(self.index.schema, names)
                 owner.note_expired(keys, hashes)
 
-    def _evict(self, cold: SpillStore, held: int) -> None:
+    def _evict(self, held: int) -> None:
         """Evict the least recently used keys."""
         count, view = self.index.count, self.index.view()
         stays = self.policy.kept_mask(count, held)
         leaving = np.flatnonzero(~stays).astype(np.int32)
-        leaving = leaving[np.argsort(view.hashes[leaving])]
-        for piece in pieces(leaving, self._limits.evicted_keys) if self._row_tables else ():
-            self._put_rows(cold, view, piece)
-        for timers in self._timer_tables:  # after the rows: sessions that leave register some
-            timers.source.gather(timers.unsaved(), self.policy.gathered_bytes)
-            timers.evict_keys(view, leaving)
+        leaving = leaving[hash_order(view.hashes[leaving])]
+        if self.cold is not None and self._row_tables:
+            for piece in pieces(leaving, self._limits.evicted_keys):
+                self._put_rows(self.cold, view, piece)
+        others: tuple[TimerTable | PaneTable, ...] = (*self._timer_tables, *self._pane_tables)
+        for table in others:  # after the rows: sessions that leave register timers
+            table.evict_keys(view, leaving)
         self._keep(np.flatnonzero(stays).astype(np.int32))
 
     def _put_rows(self, cold: SpillStore, keys: KeyView, slots: I32) -> None:
         """Store the rows of slots, which leave memory, where the records are not up to date."""
         # remote records may have been dropped, and fetched again from the log
-        same = self._stored[slots] & ~self._changed[slots] & (self.fetcher is None)
+        same = self.stored[slots] & ~self._changed[slots] & (self.fetcher is None)
         changed = slots[~same]
         parts = [table.parts_at(changed) for table in self._row_tables]
         for table in self._row_tables:
@@ -471,7 +518,7 @@ class RowState:
 
     def _may_be_stored(self, slots: I32) -> np.ndarray:
         """Return a mask of the slots whose keys may have a record in the cold store."""
-        return np.ones(len(slots), np.bool_) if self.fetcher is not None else self._stored[slots]
+        return np.ones(len(slots), np.bool_) if self.fetcher is not None else self.stored[slots]
 
     def drop_dead_keys(self) -> None:
         """Compact the index: drop keys that no table uses, if they are at least half of all."""
@@ -489,9 +536,11 @@ class RowState:
     def _keep(self, kept: I32) -> None:
         """Keep only these keys, renumbered in the same order; tables have no state in memory for the others."""
         numbers = renumbering(kept, self.index.count)
-        self.index = self.index.kept(kept)
+        self.index = self.index.kept(kept, self.policy.batch_rows)
         for table in self._tables:
             table.renumber(numbers)
-        if self.cold is not None:
+        if self.evicts:
             self.policy.lru.moved(kept)
-            self._stored, self._changed = self._stored[kept], self._changed[kept]
+            self.stored = self.stored[kept]
+        if self.cold is not None:
+            self._changed = self._changed[kept]

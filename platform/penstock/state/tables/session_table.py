@@ -10,7 +10,7 @@ one subtask thread.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,7 @@ from penstock.state.cells.pane_memory import (
 from penstock.state.cells.value_heap import ValueHeap
 from penstock.state.log.segment_columns import NAMESPACE
 from penstock.state.memory.slot_arrays import with_room
-from penstock.state.panes.pane_table import FrozenPanes, PaneTable, merged_cells
+from penstock.state.tables.pane_table import FrozenPanes, PaneTable, merged_cells
 from penstock.state.tiers.cold_records import KeyRows
 
 if TYPE_CHECKING:
@@ -39,11 +39,9 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.accumulators import PaneTableSpec
-    from penstock.state.keys.key_index import KeyIndex
     from penstock.state.log.frozen import FrozenSource, FrozenTable
     from penstock.state.tables.key_space import KeySpace
     from penstock.state.tables.timer_table import TimerTable
-    from penstock.state.tiers.range_fetcher import RangeFetcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ class SessionTable(PaneTable):
         self, source: FrozenSource[PaneTableSpec], state: KeySpace, timers: TimerTable, rule: SessionRule
     ) -> None:
         """Create an empty table whose keys are those of `state`; evicted ones have `timers`."""
-        super().__init__(source, state.policy.budget, index=state.index, policy=state.policy)
+        super().__init__(source, state)
         self.rule = rule
         #: Lower bounds of the last times of open sessions, and of those that have yet to fire.
         self.least_last = self.least_open = MAX_TIMESTAMP
@@ -93,7 +91,7 @@ class SessionTable(PaneTable):
         self._drop_to = MIN_TIMESTAMP
         #: Panes that start at this time or before were hidden, also of keys that were evicted earlier.
         self._hidden_to = MIN_TIMESTAMP
-        self._state, self._timers = state, timers
+        self._timers = timers
         self._packer = state.register(source, [*[pa.int64()] * _HEAD, *self.spec.value_types], self._columns)
         #: The earliest known timer of each slot; without one, the end of time.
         self._due_at: I64 = np.empty(0, np.int64)
@@ -176,7 +174,7 @@ class SessionTable(PaneTable):
 
     def sessions_with(self, keys: KeyColumns, hashes: I64, times: I64) -> tuple[I32, I64]:
         """Return the sessions, in the form of `sessions`, that contain a row of one of these keys and times."""
-        rule, slots = self.rule, self.upsert(keys, hashes).copy()
+        rule, slots = self.rule, self._state.upsert(keys, hashes).copy()
         owners, cells = self.sessions(np.unique(slots))
         count = len(owners)
         order = np.lexsort(
@@ -204,7 +202,7 @@ class SessionTable(PaneTable):
 
     def in_open_session(self, keys: KeyColumns, hashes: I64, times: I64) -> np.ndarray:
         """Return a mask of the rows that are in, or at most a gap from, an open session of their key."""
-        rule, slots = self.rule, self.upsert(keys, hashes).copy()
+        rule, slots = self.rule, self._state.upsert(keys, hashes).copy()
         found = np.zeros(len(slots), np.bool_)
         cells = self._hot.memory.cells
         for pane in self._hot.memory.panes:
@@ -216,25 +214,6 @@ class SessionTable(PaneTable):
 
     # --- keys -------------------------------------------------------------------------------------------------------
 
-    @property
-    def index(self) -> KeyIndex:
-        """The keys in memory; replaced when slots are renumbered."""
-        return self._state.index
-
-    @property
-    def fetcher(self) -> RangeFetcher[Any] | None:
-        """Fetches keys from the object store; None: they are in memory or on the local disk."""
-        return self._state.fetcher
-
-    @property
-    def most_rows(self) -> int:
-        """The most rows to pass to the table at a time."""
-        return super().most_rows if self._state.cold is None else self._policy.batch_rows
-
-    def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
-        """Return the slot of every row; a key that is new to memory comes with its sessions."""
-        return self._state.upsert(keys, hashes)
-
     def load_due(self, closed_to: int) -> tuple[I32, I64] | None:
         """Evict keys if needed, then load keys that are due at `closed_to`; None if none is due.
 
@@ -243,7 +222,7 @@ class SessionTable(PaneTable):
         """
         due = None
         if self._state.cold is not None:
-            self._check_memory()
+            self._settle()
             due = self._timers.take_due(closed_to, self._state.most_keys(_DUE_KEYS))
         if self.fetcher is not None:
             # keep fired sessions that are retained: the log does not say that they have fired
@@ -261,7 +240,7 @@ class SessionTable(PaneTable):
         """Load every restored key once, for snapshots of backends without timers; it then gets one."""
         if self.fetcher is not None:
             for _ in self._state.every_key():
-                self._check_memory()
+                self._settle()
 
     def _register(self, slots: I32, due: I64) -> None:
         """Ensure that each of these slots has a timer that is due no later than `due`."""
@@ -382,38 +361,10 @@ class SessionTable(PaneTable):
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
-    def mark_used(self, used: np.ndarray) -> None:
-        """Set the slots that have a session or an unsaved change."""
-        used[self._hot.memory.present().slots] = True
-
     def renumber(self, numbers: I32) -> None:
         """Renumber slots: slot s becomes `numbers[s]`; numbers of unused and of evicted slots are negative."""
         kept = np.flatnonzero(numbers >= 0).astype(np.int32)
         self._due_at, self._fired_to = (
             with_room(times, len(numbers), MAX_TIMESTAMP)[kept] for times in (self._due_at, self._fired_to)
         )
-        self._hot.memory.copy_all_frozen()
-        self._replace(self._hot.rebuilt(kept, index=self.index))
-
-    def compact(self) -> bool:
-        """Drop the values that no cell refers to; return whether cells have such values."""
-        if self.spec.value_words:
-            self._compact_heap()
-        return bool(self.spec.value_words)
-
-    def _hot_bytes(self) -> int:
-        return 0  # the keys' state reports all of its tables
-
-    @property
-    def _all_in_memory(self) -> bool:
-        return self._state.cold is None
-
-    def _check_memory(self) -> None:
-        if self.heap.full:
-            self.compact()
-        self._state.report()  # so that restored rows count in the peak before they leave
-        self._state.settle()
-        self._report()
-
-    def _drop_dead_keys(self) -> None:
-        self._state.drop_dead_keys()
+        super().renumber(numbers)

@@ -230,9 +230,10 @@ class TimerTable:
     # --- eviction ---------------------------------------------------------------------------------------------------
 
     def evict_keys(self, keys: KeyView, slots: I32) -> None:
-        """Move the timers of slots to the cold store; all changes are frozen already."""
+        """Move the timers of slots to the cold store, and gather all unsaved changes."""
         if self.cold is None:
             return
+        self.source.gather(self.unsaved(), self._state.policy.gathered_bytes)
         leaving = np.zeros(self._state.index.count, np.bool_)
         leaving[slots] = True
         numbers, words, edges = self._every_bucket()

@@ -15,17 +15,17 @@ from penstock.kernels.aggregates import merge
 from penstock.kernels.aggregates import running_kernels as running
 from penstock.state.cells.pane_memory import overflow, run_input
 from penstock.state.log.segment_columns import LAST_ACCESS
-from penstock.state.panes.pane_table import PaneTable
+from penstock.state.tables.pane_table import PaneTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.kernels.compiler.compile import I64, U8
+    from penstock.kernels.compiler.compile import I32, I64, U8
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.accumulators import AccumulatorInput, PaneTableSpec
-    from penstock.state.log.frozen import FrozenSegment, FrozenSource, FrozenTable
+    from penstock.state.log.frozen import FrozenSegment, FrozenSource
     from penstock.state.log.ttl import Ttl
-    from penstock.state.memory.budget import MemoryBudget
+    from penstock.state.tables.key_space import KeySpace
     from penstock.state.tiers.remote_panes import ColdPaneStore
 
 
@@ -35,14 +35,13 @@ class RunningTable(PaneTable):
     def __init__(
         self,
         source: FrozenSource[PaneTableSpec],
-        budget: MemoryBudget,
+        state: KeySpace,
         cold: ColdPaneStore | None = None,
         ttl: Ttl | None = None,
     ) -> None:
         """Create an empty table; `load` fills it during a restore. `ttl` is given if the spec says that rows expire."""
         source.ttl = self._ttl = ttl
-        super().__init__(source, budget, cold)
-        self._swept = 0
+        super().__init__(source, state, cold)
         #: Rows that have become dirty since the last freeze.
         self._changed = 0
         self._zeros = np.zeros(0, np.int64)
@@ -75,8 +74,7 @@ class RunningTable(PaneTable):
             if values is not None and run_input(accumulator, (self._hot.memory, words), word, cell, values):
                 raise overflow(accumulator.name)
         self._answered = self.heap.pinned
-        self._sweep(self._limits.sweep_keys)
-        self._check_memory()
+        self._settle()
         return words
 
     def keep(self, keys: KeyColumns, hashes: I64, order: I64, *, last: bool) -> U8:
@@ -91,19 +89,13 @@ class RunningTable(PaneTable):
         self._changed += int(running.keep_rows(self._hot.memory.cells, op, cell, order, kept))
         if self._ttl is not None:
             self._stamp(cell[kept.view(np.bool_)])
-        self._sweep(self._limits.sweep_keys)
-        self._check_memory()
+        self._settle()
         return kept
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the row of one key, if it has not expired; see `state.store.StateTable`."""
         found, deadline = super().look_up(keys, hashes, most), self.source.deadline
         return found if deadline is None else found.filter(pc.field(LAST_ACCESS) > deadline)
-
-    def freeze(self) -> FrozenTable:
-        """Freeze the table, after a sweep of a part of it for expired rows."""
-        self._sweep(self._limits.freeze_sweep_keys)
-        return super().freeze()
 
     def _freeze_dirty(self) -> FrozenSegment | None:
         segment = super()._freeze_dirty()
@@ -140,20 +132,14 @@ class RunningTable(PaneTable):
     def _restored(self, cells: I64) -> None:
         if self._ttl is not None:
             cells[:, -1] = self._ttl.clock.restored(cells[:, -1])
-            if self._cold is not None:  # no sweep removes cold rows
+            if self.cold is not None:  # `remove_expired` does not reach cold rows
                 self._reset(cells, cells[:, -1] <= self._ttl.deadline)
 
-    def _sweep(self, limit: int) -> None:
-        """Remove expired rows of the next keys in memory; cold ones stay until their key has a row."""
-        if self._ttl is None or self._cold is not None:
-            return
-        memory, keys = self._hot.memory, self._hot.index.count
-        first = self._swept if self._swept < keys else 0
-        self._swept = min(first + limit, keys)
-        cell = memory.find(np.arange(first, self._swept, dtype=np.int32), 0)
-        memory.empty(self._expired(self._ttl, cell[cell >= 0]))
-        if self._policy.should_find_dead(self._hot.index.count):
-            self._drop_dead_keys()
+    def remove_expired(self, slots: I32) -> None:
+        """Remove the expired rows of these slots in memory; cold ones stay until their key has a row."""
+        if self._ttl is not None and self.cold is None:
+            cell = self._hot.memory.find(slots, 0)
+            self._hot.memory.empty(self._expired(self._ttl, cell[cell >= 0]))
 
     def _most_changed(self) -> bool:
-        return 2 * self._changed >= self._hot.index.count and self._changed > 0
+        return 2 * self._changed >= self.index.count and self._changed > 0

@@ -1,6 +1,6 @@
 """The state of window aggregates: accumulators by key and pane, in memory and in a cold store.
 
-Called in the owner's thread; frozen rows are encoded in any.
+Its keys are those of a `RowState`, which evicts them. Called in the owner's thread; frozen rows are encoded in any.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ from penstock.state.cells.value_heap import ValueHeap
 from penstock.state.keys.key_index import KeyCounts, KeyIndex, canonical, columns_of
 from penstock.state.log.frozen import EncodeResources
 from penstock.state.log.segment_file import inside
-from penstock.state.memory.budget import EvictionPolicy
 from penstock.state.memory.limits import PRODUCTION
-from penstock.state.memory.slot_arrays import pieces, with_room
+from penstock.state.memory.slot_arrays import pieces
 from penstock.state.tiers.remote_panes import ColdPaneStore, RemotePanes
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from penstock.state.cells.pane_memory import FrozenCells
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.frozen import FrozenSegment, FrozenSource, FrozenTable
-    from penstock.state.memory.budget import MemoryBudget
+    from penstock.state.tables.key_space import KeySpace
     from penstock.state.tiers.cold_panes import ColdFileStore
     from penstock.state.tiers.range_fetcher import RangeFetcher
 
@@ -61,43 +60,35 @@ _PART_ROWS = 200_000
 _MANY = 1 << 31
 #: Batches for encoding have one part in this many of the rows: columns take several times the memory of cells.
 _ENCODED_PART = 2
-#: Hot rows of a table with a cold file may take one part in this many of its share.
-_FILE_PART = 3
 
 
 class PaneTable:
     """Accumulators by key and pane."""
 
-    def __init__(
-        self,
-        source: FrozenSource[PaneTableSpec],
-        budget: MemoryBudget,
-        cold: ColdPaneStore | None = None,
-        *,
-        index: KeyIndex | None = None,
-        policy: EvictionPolicy | None = None,
-    ) -> None:
-        """Create an empty table; `load` fills it during a restore. Without `cold` all rows stay in memory.
+    def __init__(self, source: FrozenSource[PaneTableSpec], state: KeySpace, cold: ColdPaneStore | None = None) -> None:
+        """Create an empty table with the keys of `state`; `load` fills it during a restore.
 
-        `index`, `policy`: those of keys that the table shares.
+        `cold` has the rows of evicted keys; without it they stay in memory, or in the records of `state`.
         """
         self.source = source
         self.spec = source.spec
-        self._budget = budget
+        self._state = state
+        self._policy = state.policy
+        self._budget = state.policy.budget
         self._holder = f"{source.writer}/{source.uid}/{source.state}"
         self._limits = source.limits
         #: With cold rows in a file: another one, for changed rows that were evicted since the last freeze.
         self._evicted = None if cold is None else cold.for_changes()
         #: Whether memory has a bound that the table always obeys: its cold rows are in a file.
         self._bounded = self._evicted is not None
-        self._hot = HotPanes(self.spec, small=self._bounded, index=index)
+        self._hot = HotPanes(self.spec, index=state.index)
         source.copy_frozen = self._hot.memory.copy_frozen
-        self._cold = None if cold is None else ColdPanes(cold)
-        self._policy = self._new_policy() if policy is None else policy
+        #: The rows of evicted keys; changes of those that are put there are in a segment, or in the file of changes.
+        self.cold = cold
         if self._bounded or self.spec.value_words:
             source.directory.mkdir(parents=True, exist_ok=True)
             rows = max(1, self._policy.batch_rows // _ENCODED_PART)
-            source.room = EncodeResources(holder=f"{source.uid}-{source.state}", rows=rows, budget=budget)
+            source.room = EncodeResources(holder=f"{source.uid}-{source.state}", rows=rows, budget=self._budget)
         self._remote = cold if isinstance(cold, RemotePanes) else None
         if self._remote is not None:
             self._remote.follow(self._evicted_within)
@@ -110,12 +101,22 @@ class PaneTable:
     @property
     def fetcher(self) -> RangeFetcher[Any] | None:
         """Fetches the rows of keys from the object store; None: they are in memory or on the local disk."""
-        return None if self._remote is None else self._remote.fetcher
+        return self._state.fetcher if self._remote is None else self._remote.fetcher
+
+    @property
+    def has_cold(self) -> bool:
+        """Whether evicted keys may have rows in the cold store."""
+        return self.cold is not None and bool(self.cold.panes)
+
+    @property
+    def index(self) -> KeyIndex:
+        """The keys in memory; replaced when slots are renumbered."""
+        return self._state.index
 
     @property
     def most_rows(self) -> int:
-        """The most rows to pass to a running table at a time; read it before each batch, as it changes."""
-        most = self._policy.batch_rows if self._bounded else _MANY
+        """The most rows to pass to the table at a time; read it before each batch, as it changes."""
+        most = _MANY if not self._bounded and self._state.cold is None else self._policy.batch_rows
         return most if self._remote is None else min(most, self._remote.next_rows())
 
     # --- rows -------------------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ class PaneTable:
         overflowed = add_rows(self.spec, (self._hot.memory.cells, self._hot.memory.float_cells), cell, inputs)
         if overflowed is not None:
             raise overflow(overflowed)
-        self._check_memory()
+        self._settle()
 
     def merge(self, keys: KeyColumns, hashes: I64, panes: I64, cells: I64) -> None:
         """Add combined rows: one key, hash, pane start and cell each.
@@ -142,12 +143,12 @@ class PaneTable:
         cell = self._cells_of(keys, hashes, panes)
         if merge.merge_cells(self._hot.memory.cells, cell, cells, self.spec.ops):
             raise overflow("a sum of a window")
-        self._check_memory()
+        self._settle()
 
     @property
     def adds_in_one_pass(self) -> bool:
         """Whether `add` can be used now: all accumulators are simple, and no page is frozen or cold."""
-        return self._cold is None and self.spec.in_one_pass and not self._hot.memory.frozen
+        return self.cold is None and self.spec.in_one_pass and not self._hot.memory.frozen
 
     def add(
         self, keys: KeyColumns, times: I64, window: I64, inputs: Sequence[AccumulatorInput | None]
@@ -164,13 +165,13 @@ class PaneTable:
         counts = self._hot.memory.accumulate((slots, times), window, inputs, index.count)
         if counts.overflowed:
             raise overflow("a sum of a window")
-        self._check_memory()
+        self._settle()
         return counts.late, counts.out_of_range
 
     def panes(self) -> list[int]:
         """Return the starts of all panes with rows, ascending."""
         hot = self._hot.memory.panes
-        return hot if self._cold is None else sorted({*hot, *self._cold.rows.panes})
+        return hot if self.cold is None else sorted({*hot, *self.cold.panes})
 
     def fire(self, panes: list[int]) -> Iterator[Fired]:
         """Yield every key with a row in these panes, its accumulators merged, in chunks of at most 65 536 rows.
@@ -178,8 +179,8 @@ class PaneTable:
         The arrays of a chunk are not reused, but the values that its words refer to are only valid until the next
         chunk. Do not write to the table between chunks.
         """
-        if self._cold is not None and not set(panes).isdisjoint(self._cold.rows.panes):
-            yield from self._fire_with_cold(self._cold.rows, panes)
+        if self.cold is not None and not set(panes).isdisjoint(self.cold.panes):
+            yield from self._fire_with_cold(self.cold, panes)
             return
         yield from self._hot.fire(panes)
 
@@ -216,7 +217,7 @@ class PaneTable:
 
         Rows in memory override cold ones.
         """
-        memory, cold = self._hot.memory, None if self._cold is None else self._cold.rows
+        memory, cold = self._hot.memory, self.cold
         found: dict[int, I64] = {}
         slots = self._hot.index.find(keys, hashes)
         for pane in memory.panes if len(slots) else ():
@@ -245,16 +246,17 @@ class PaneTable:
     def drop_below(self, pane: int) -> None:
         """Drop all panes that start before `pane`: their pages become free, and the log gets one tombstone."""
         gone = [p for p in self._hot.memory.panes if p < pane]
-        cold_gone = [] if self._cold is None else [p for p in self._cold.rows.panes if p < pane]
+        cold_gone = [] if self.cold is None else [p for p in self.cold.panes if p < pane]
         if not gone and not cold_gone:
             return
         self._hot.memory.drop(gone)
-        if self._cold is not None:
-            self._cold.rows.drop_below(pane)
+        if self.cold is not None:
+            self.cold.drop_below(pane)
         self.source.hide(pane - 1)
-        if self._policy.should_find_dead(self._hot.index.count):
-            self._drop_dead_keys()
-        self._report()
+        if self._policy.should_find_dead(self.index.count):
+            self._state.drop_dead_keys()
+        self._state.report()
+        self._report_frozen()
 
     def hide_loaded(self, up_to: int) -> None:
         """Drop restored panes that start at `up_to` or before."""
@@ -275,8 +277,10 @@ class PaneTable:
         hot, budget = self._hot, self._budget
         if hot.index.count:
             return
-        in_memory, free = self._cold is None, budget.limit_bytes - budget.used_bytes
-        while keys and (hot.bytes_with(keys) > free if in_memory else self._policy.full(hot.bytes_with(keys), keys)):
+        free = budget.limit_bytes - budget.used_bytes
+        if self.cold is not None:  # of a share, half or the part of a table in a file
+            free = budget.share_of(self._policy.holder) // max(2, self._policy.hot_part)
+        while keys and (hot.bytes_with(keys) > free or (self.cold is not None and keys > self._limits.hot_keys)):
             keys //= 2
         hot.make_room(keys)
 
@@ -291,52 +295,42 @@ class PaneTable:
 
         It is `load`, unless they exceed the memory: then they are written to the file without a way through memory.
         """
-        hot, cold = self._hot, self._cold
-        if cold is None or not self._bounded or hot.index.count or not self._policy.full(hot.bytes_with(rows), rows):
-            return self.load
-        return partial(self._load_into, cold)
+        hot, cold = self._hot, self.cold
+        fits = self.index.count or not self._policy.above_part(hot.bytes_with(rows), rows)
+        return self.load if cold is None or not self._bounded or fits else partial(self._load_into, cold)
 
-    def _load_into(self, cold: ColdPanes, table: pa.Table) -> None:
+    def _load_into(self, cold: ColdPaneStore, table: pa.Table) -> None:
         keys, hashes, panes, cells = table_to_rows(self.spec, table, self.heap)
         self._restored(cells)
         index = KeyIndex(self.spec.key_schema, small=True)
         index.make_room(len(hashes))
         slots, there = index.upsert(keys, hashes), cells[:, 0] != 0
-        cold.rows.put(index.view(), PaneCells(slots[there], panes[there], cells[there]))
+        cold.put(index.view(), PaneCells(slots[there], panes[there], cells[there]))
         if not there.all():
-            cold.rows.forget(index.view(), slots[~there], panes[~there])
+            cold.forget(index.view(), slots[~there], panes[~there])
 
     def _load(self, table: pa.Table) -> None:
         self._make_room(table.num_rows)
         keys, hashes, panes, cells = table_to_rows(self.spec, table, self.heap)
         self._restored(cells)
-        slots = self.upsert(keys, hashes)
-        if (cold := self._cold) is not None:
-            self._note_slots(cold, slots)
-            deleted = cells[:, 0] == 0
-            if deleted.any():
-                cold.rows.forget(self._hot.index.view(), slots[deleted], panes[deleted])
-        self._hot.memory.put(slots, panes, cells, self._hot.index.count)
-        self._check_memory()
+        slots = self._state.upsert(keys, hashes)
+        deleted = cells[:, 0] == 0
+        if self.cold is not None and deleted.any():
+            self.cold.forget(self.index.view(), slots[deleted], panes[deleted])
+        self._hot.memory.put(slots, panes, cells, self.index.count)
+        self._settle()
 
     @property
     def hot_bytes(self) -> int:
-        """The bytes of index and pages."""
-        return self._hot_bytes()
+        """The bytes of index and pages; those of a table in a file include free cells."""
+        if self._bounded:
+            return self._hot.bytes_with(self.index.count - 1)
+        return self._hot.memory_bytes
 
     def close(self) -> None:
-        """Report the memory as free."""
-        self._budget.report(self._holder, 0)
+        """Report the memory of frozen rows as free."""
         self._budget.work(f"{self._holder}/frozen", 0)
         self._evicted = None
-
-    def _new_policy(self) -> EvictionPolicy:
-        # a table in a file gets less memory: its frozen rows and an eviction take as much again each; and it evicts
-        # more at a time, because a large eviction reads and writes less of the file per key
-        part = _FILE_PART if self._bounded else 2
-        kept = self._limits.kept_rows_part if self._bounded else self._limits.kept_keys_part
-        limits = self._limits.changed(kept_keys_part=kept)
-        return EvictionPolicy(self._budget, self._holder, limits, part, row_bytes=self.spec.width * 8)
 
     def _freeze_dirty(self) -> FrozenSegment | None:
         """Freeze the changed rows in memory, or all rows to replace saved ones; None if no row has changed."""
@@ -358,45 +352,38 @@ class PaneTable:
 
     def _cells_of(self, keys: KeyColumns, hashes: I64, panes: I64) -> I64:
         """Return the cell of every row, created or loaded if it is not in memory."""
-        slots = self.upsert(keys, hashes)
-        cell = self._hot.memory.locate(slots, panes, self._hot.index.count)
-        if (cold := self._cold) is not None:  # load the cold rows of cells that are to be written for the first time
-            self._note_slots(cold, slots)
-            cold.fetch(self._hot.index.view(), (slots, panes), (self._hot.memory.cells, cell), self.heap)
+        slots = self._state.upsert(keys, hashes)
+        cell = self._hot.memory.locate(slots, panes, self.index.count)
+        if self.cold is not None and self.cold.panes:
+            # load the cold rows of cells that are to be written for the first time
+            cells, found = self._hot.memory.cells, np.empty(len(slots), np.int64)
+            rows = found[: kernels.absent_rows(cells, cell, slots, self._state.stored.view(np.uint8), found)]
+            if len(rows):
+                self.cold.fetch(self.index.view(), (slots[rows], panes[rows]), (cells, cell[rows]), self.heap)
         return cell
-
-    def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
-        """Return the slot of every row, created if the key is new; the next call reuses the array."""
-        return self._hot.index.upsert(keys, hashes)
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
-    def _hot_bytes(self) -> int:
-        if not self._bounded:
-            return self._hot.memory_bytes
-        return self._bounded_bytes(self._hot.index.count - 1)  # includes free cells
-
-    def _bounded_bytes(self, count: int) -> int:
-        """Return the bytes of a table with `count` keys, with the tables by slot."""
-        by_slot = self._policy.lru.nbytes + (0 if self._cold is None else self._cold.memory_bytes)
-        return self._hot.bytes_with(count) + by_slot
-
-    def _report(self) -> None:
-        self._budget.report(self._holder, self._hot_bytes())
+    def _report_frozen(self) -> None:
         if self.source.waiting:
             self._budget.work(f"{self._holder}/frozen", self.source.memory_bytes)
 
+    def _settle(self) -> None:
+        """Count memory after rows were added; slots may be renumbered by this call."""
+        if self.heap.full:
+            self.compact()
+        if self._state.evicts:
+            self._state.report()  # these rows count in the peak, also if they leave now
+        self._state.settle()
+        self._report_frozen()
+
     def _make_room(self, rows: int) -> None:
-        """Evict keys if needed before `rows` rows are added."""
-        count = self._hot.index.count
-        if (
-            self._cold is None
-            or not self._bounded
-            or (count < self._policy.batch_rows and count <= self._limits.hot_keys)
-        ):
-            return
-        if self._policy.full(self._bounded_bytes(count + rows), count):  # all rows may be new keys
-            self._evict(self._cold)
+        """Evict keys if needed before `rows` rows are added, which may all be new keys."""
+        count = self.index.count
+        if self._bounded and (count >= self._policy.batch_rows or count > self._limits.hot_keys):
+            held = self._hot.bytes_with(count + rows) + self._state.slot_bytes
+            if self._policy.above_part(held, count):
+                self._state.evict_keys()
 
     def _restored(self, cells: I64) -> None:
         """Handle restored cells (a hook of subclasses)."""
@@ -407,171 +394,77 @@ class PaneTable:
         This costs less than later merging segments with the same keys, and a restore reads each row once.
         """
         memory = self._hot.memory
-        if not self._all_in_memory or memory.frozen or not self.source.log.entries or not memory.has_changed:
+        here = self._state.cold is None and not self.has_cold  # no row has left memory
+        if not here or memory.frozen or not self.source.log.entries or not memory.has_changed:
             return False
         return self._most_changed() or self._hot.index.count * len(memory.panes) <= self._limits.whole_rows
-
-    @property
-    def _all_in_memory(self) -> bool:
-        """Whether no row has left memory or is remote (a hook of subclasses)."""
-        return self._cold is None or not self._cold.rows.panes
 
     def _most_changed(self) -> bool:
         """Return whether most rows are known to have changed since the last freeze (a hook of subclasses)."""
         return False
 
-    def _check_memory(self) -> None:
-        self._report()
-        if self._cold is not None:
-            if self._is_full():
-                self._evict(self._cold)
-            return
-        budget = self._budget
-        if self.spec.value_words and (budget.exceeded or self.heap.full):
-            self._compact_heap()
-            self._report()
-        if budget.exceeded and self._hot.index.dense.disable():
-            self._report()
-        if budget.exceeded:
-            raise budget.error(f"keyed state of {self.source.uid}", ", or set state_backend=rocksdb to use the disk")
+    def compact(self) -> bool:
+        """Drop the values that no cell refers to; return whether cells have such values.
 
-    def _is_full(self) -> bool:
-        """Return whether keys have to be evicted.
-
-        Compacting the heap, which reads every cell, is enough only if the rest leaves room to grow again.
+        Frozen cells are copied first and pin the old memory.
         """
-        full = self._too_many(self._hot_bytes())
-        if self.spec.value_words and (full or self.heap.full):
-            self._compact_heap()
-            self._report()
-            full = full and self._too_many(2 * self._hot_bytes())
-        return full
+        memory, words = self._hot.memory, list(self.spec.value_words)
+        if words:
+            memory.copy_all_frozen()
+            named = np.ix_(memory.cells_in_use(), np.array(words))
+            memory.cells[named] = self.heap.compact(memory.cells[named])
+        return bool(words)
 
-    def _too_many(self, hot_bytes: int) -> bool:
-        """Return whether keys and cells take too much; values need the same again while they are moved."""
-        count = self._hot.index.count
-        if self.spec.value_words:
-            return self._policy.full(hot_bytes, count)
-        return count > self._limits.hot_keys or self._budget.should_shrink(self._holder)
+    # --- keys -------------------------------------------------------------------------------------------------------
 
-    def _compact_heap(self) -> None:
-        """Keep only the values that a cell refers to; frozen cells are copied first and pin the old memory."""
-        memory = self._hot.memory
-        memory.copy_all_frozen()
-        named = np.ix_(memory.cells_in_use(), np.array(list(self.spec.value_words)))
-        memory.cells[named] = self.heap.compact(memory.cells[named])
+    def mark_used(self, used: np.ndarray) -> None:
+        """Set the slots that have a row or an unsaved change."""
+        used[self._hot.memory.present().slots] = True
 
-    def _drop_dead_keys(self) -> None:
-        """Rebuild without keys that have no row, if they are at least half of all."""
-        alive = np.zeros(self._hot.index.count, np.bool_)
-        alive[self._hot.memory.present().slots] = True
-        if self._policy.should_drop_dead(int(alive.sum()), len(alive)):
-            self._keep(np.flatnonzero(alive).astype(np.int32))
+    def renumber(self, numbers: I32) -> None:
+        """Renumber slots: slot s becomes `numbers[s]`; numbers of unused and of evicted slots are negative.
 
-    def _keep(self, kept: I32, most: int = REBUILT_ROWS) -> None:
-        """Keep only these slots; frozen cells are copied first and have a view of the old keys.
-
-        About `most` rows are copied at a time.
+        Frozen cells are copied first and have a view of the old keys.
         """
         self._hot.memory.copy_all_frozen()
-        self._replace(self._hot.rebuilt(kept, most))
-        self._policy.lru.moved(kept)
-        if self._cold is not None:
-            self._cold.moved(kept)
+        kept, most = np.flatnonzero(numbers >= 0).astype(np.int32), min(REBUILT_ROWS, self._policy.batch_rows)
+        self._hot = self._hot.rebuilt(kept, most, index=self.index)
+        self.source.copy_frozen = self._hot.memory.copy_frozen
+        self.compact()
+        self._budget.work(f"{self._holder}/evict", 0)
 
-    def _replace(self, hot: HotPanes) -> None:
-        """Continue with rebuilt keys and cells; no page may be frozen and uncopied."""
-        self._hot = hot
-        self.source.copy_frozen = hot.memory.copy_frozen
-        if self.spec.value_words:
-            self._compact_heap()
-
-    def _note_slots(self, cold: ColdPanes, slots: I32) -> None:
-        """Mark slots, some of them new, as used."""
-        self._policy.lru.touch(slots, self._hot.index.count)
-        cold.note_slots(self._hot.index.count)
-
-    def _evict(self, cold: ColdPanes) -> None:
-        """Move the least recently used keys to the cold store.
-
-        Changed rows are frozen into a segment first.
-        """
+    def evict_keys(self, keys: KeyView, slots: I32) -> None:
+        """Move the rows of slots, in hash order, to the cold store; changes become a segment, or go to their file."""
+        if self.cold is None:
+            return
         if self._evicted is not None:
             self._hot.memory.copy_all_frozen()
-            self._evict_to_file(cold, self._evicted)
-            self._report()
+            self._evict_to_file(self.cold, self._evicted, keys, slots)
             return
+        # not gathered: the rows of most windows leave memory once, and merging them would take longer
         segment = self._freeze_dirty()
         self._hot.memory.copy_all_frozen()
         if segment is not None:
             segment.spill()
-        keep, rows = self._policy.kept_mask(self._hot.index.count), self._hot.memory.present()
-        cold.rows.put(self._hot.index.view(), rows.chosen(~keep[rows.slots]))
-        self._keep(np.flatnonzero(keep).astype(np.int32))
-        self._report()
+        leaving = np.zeros(self.index.count, np.bool_)
+        leaving[slots] = True
+        rows = self._hot.memory.present()
+        self.cold.put(keys, rows.chosen(leaving[rows.slots]))
 
-    def _evict_to_file(self, cold: ColdPanes, changes: ColdFileStore) -> None:
-        """Move the least recently used keys to the cold file, and their changed rows also to `changes`.
+    def _evict_to_file(self, cold: ColdPaneStore, changes: ColdFileStore, keys: KeyView, slots: I32) -> None:
+        """Move the rows of slots to the cold file, and the changed ones also to `changes`.
 
         Cells go to the file as they are, a batch at a time: converted to rows of a segment first, they would take
-        several times the memory.
+        several times the memory. In hash order each batch is written to a separate stretch of the file.
         """
-        hot, policy = self._hot, self._policy
-        keep, keys, batch = policy.kept_mask(hot.index.count), hot.index.view(), policy.batch_rows
-        kept, leaving = (np.flatnonzero(chosen).astype(np.int32) for chosen in (keep, ~keep))
-        words = self.spec.width + len(keys.columns) + 4
-        beside = HotPanes(self.spec, small=True).bytes_with(len(kept)) + batch * words * 8 * 2
-        working = max(beside, len(leaving) * _LEAVING_BYTES + batch * words * 8 * 4)
+        hot, batch, words = self._hot, self._policy.batch_rows, self.spec.width + len(keys.columns) + 4
+        beside = HotPanes(self.spec, small=True).bytes_with(self.index.count - len(slots)) + batch * words * 8 * 2
+        working = max(beside, len(slots) * _LEAVING_BYTES + batch * words * 8 * 4)
         self._budget.work(f"{self._holder}/evict", working)
-        # in hash order, so that each batch is written to a separate stretch of the file
-        leaving = leaving[hash_order(keys.hashes[leaving])]
-        for piece in pieces(leaving, batch):
+        for piece in pieces(slots, batch):
             rows = hot.rows_at(piece)
             changes.put(keys, rows.chosen((rows.cells[:, 0] & 1) == 1))
-            cold.rows.put(keys, rows)
-        self._keep(kept, batch)
-        self._budget.work(f"{self._holder}/evict", 0)
-
-
-class ColdPanes:
-    """The cold part of one table, and which slots may have rows in it."""
-
-    def __init__(self, rows: ColdPaneStore) -> None:
-        """Start without cold rows."""
-        #: The cold rows; changes of those that are put there are already in a segment, or in the file of changes.
-        self.rows = rows
-        self._maybe = np.zeros(0, np.uint8)
-        self._known = 0
-
-    @property
-    def memory_bytes(self) -> int:
-        """The bytes of the slot table."""
-        return int(self._maybe.nbytes)
-
-    def note_slots(self, count: int) -> None:
-        """Record new slots, up to `count`: they may have cold rows if the store has any."""
-        self._maybe = with_room(self._maybe, count)
-        self._maybe[self._known : count] = 1 if self.rows.panes else 0
-        self._known = count
-
-    def moved(self, kept: I32) -> None:
-        """Adopt the numbering of a rebuilt table: only these slots, in this order."""
-        self._maybe = self._maybe[kept]
-        self._known = len(kept)
-
-    def fetch(self, keys: KeyView, requested: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
-        """Load the cold rows of (slots, panes) into the new cells of `target` = (cells, cell of each).
-
-        Values that they refer to are put into `heap`.
-        """
-        if not self.rows.panes:
-            return
-        slots, panes = requested
-        cells, cell = target
-        out = np.empty(len(slots), np.int64)
-        rows = out[: kernels.absent_rows(cells, cell, slots, self._maybe, out)]
-        if len(rows):
-            self.rows.fetch(keys, (slots[rows], panes[rows]), (cells, cell[rows]), heap)
+            cold.put(keys, rows)
 
 
 @dataclass(frozen=True, slots=True)

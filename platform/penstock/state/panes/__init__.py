@@ -1,1 +1,0 @@
-"""Tables of windows, running aggregates and sessions; opened by `state.store`."""
