@@ -53,6 +53,10 @@ class RowGroup:
     high: int
     rows: int
 
+    def is_inside(self, wanted: HashRange) -> bool:
+        """Return whether all of its hashes are wanted."""
+        return self.low in wanted and self.high in wanted
+
 
 class SegmentFile:
     """An open segment."""
@@ -146,8 +150,7 @@ class SegmentFile:
 
     def rows_in(self, group: RowGroup, table: pa.Table, wanted: HashRange) -> pa.Table:
         """Return the rows of a decoded row group whose hash is wanted."""
-        inside = wanted.low <= group.low and group.high <= wanted.high
-        part = table if inside else rows_within(table, wanted)
+        part = table if group.is_inside(wanted) else rows_within(table, wanted)
         if self._hashes is None:
             return part
         return part.filter(pa.array(np.isin(part.column(KEY_HASH).to_numpy(), self._hashes)))
@@ -324,7 +327,7 @@ def _parts_of(run: Sequence[RowGroup], wanted: HashRange, most_rows: int) -> Ite
     """
     part: list[RowGroup] = []
     for group in run:
-        inside = wanted.low <= group.low and group.high <= wanted.high
+        inside = group.is_inside(wanted)
         joins = part and inside and part[-1].high <= group.low
         if part and not (joins and sum(g.rows for g in part) + group.rows <= most_rows):
             yield part
