@@ -82,8 +82,7 @@ class LocalStore:
     def put(self, key: str, data: bytes) -> None:
         """Write or replace, atomically."""
         with self._guard("write", key), self._temporary(key, data) as (temporary, target):
-            os.replace(temporary, target)  # noqa: PTH105 - see `LocalStore._folder`
-            _sync_folder(target)
+            _replace(temporary, target)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write only if the key does not exist; return False if it does."""
@@ -121,8 +120,7 @@ class LocalStore:
             with self._guard("copy", key):
                 if not _linked(source.path_of(source_key), temporary):
                     return False
-                os.replace(temporary, target)  # noqa: PTH105 - see `LocalStore._folder`
-                _sync_folder(target)
+                _replace(temporary, target)
         finally:
             _unlink(temporary)
         return True
@@ -232,6 +230,12 @@ def _created(path: str) -> BinaryIO:
 def _unlink(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)  # noqa: PTH108 - see `LocalStore._folder`
+
+
+def _replace(temporary: str, target: str) -> None:
+    """Give a durable file its name, durably."""
+    os.replace(temporary, target)  # noqa: PTH105 - see `LocalStore._folder`
+    _sync_folder(target)
 
 
 def _sync_folder(path: str) -> None:
