@@ -379,18 +379,32 @@ def asked(key):
     return key_columns(batch, ("k",)), hash_columns(batch, ("k",))
 
 
-def test_what_was_removed_in_memory_does_not_come_back_with_a_piece_fetched_before(tmp_path):
+#: Each fetch drops the region that was fetched before.
+DROPPING = {"state_backend": "remote", "remote_local_bytes": 1, "limits": StateLimits(dead_keys=1)}
+
+
+def remote_world(tmp_path):
+    """Return a world, and its store, rows and table of keys 0 to 99 with value 5."""
     world = World(tmp_path, 1 << 30)
-    remote = {"state_backend": "remote", "remote_local_bytes": 1, "limits": StateLimits(dead_keys=1)}
-    store, rows, table = world.open(**remote)
+    store, rows, table = world.open(**DROPPING)
     add(rows, table, pa.array(range(100), pa.int64()), 5)
-    regions = rows.fetcher.fetch_ranges.regions_of(np.concatenate([asked(key)[1] for key in range(100)])).tolist()
+    return world, store, rows, table
+
+
+def regions_of(rows, count):
+    """Return the region of each of the first keys."""
+    return rows.fetcher.fetch_ranges.regions_of(np.concatenate([asked(key)[1] for key in range(count)])).tolist()
+
+
+def test_what_was_removed_in_memory_does_not_come_back_with_a_piece_fetched_before(tmp_path):
+    world, store, rows, table = remote_world(tmp_path)
+    regions = regions_of(rows, 100)
     one = next(key for key in range(100) if regions[key] in regions[key + 1 :])
     beside = regions.index(regions[one], one + 1)
     far = next(key for key in range(100) if regions[key] != regions[one])
     saved = world.save(store)
     store.close()
-    store, rows, table = world.open(saved, **remote)
+    store, rows, table = world.open(saved, **DROPPING)
     fetcher, slots = rows.fetcher, {}
     for key in (one, far, beside):
         slots[key] = rows.upsert(*asked(key)).copy()
@@ -425,17 +439,14 @@ def test_remote_keys_that_were_only_read_count_as_local_again_when_they_leave(tm
 
 
 def test_a_new_key_that_was_saved_fetched_and_removed_does_not_come_back(tmp_path):
-    world = World(tmp_path, 1 << 30)
-    remote = {"state_backend": "remote", "remote_local_bytes": 1, "limits": StateLimits(dead_keys=1)}
-    store, rows, table = world.open(**remote)
-    add(rows, table, pa.array(range(100), pa.int64()), 5)
-    regions = rows.fetcher.fetch_ranges.regions_of(np.concatenate([asked(key)[1] for key in range(200)])).tolist()
+    world, store, rows, table = remote_world(tmp_path)
+    regions = regions_of(rows, 200)
     new = next(key for key in range(100, 200) if regions[key] in regions[:100])
     beside = regions.index(regions[new])
     far = next(key for key in range(100) if regions[key] != regions[new])
     saved = world.save(store)
     store.close()
-    store, rows, table = world.open(saved, **remote)
+    store, rows, table = world.open(saved, **DROPPING)
     add(rows, table, pa.array([new]), 7)
     world.save(store)
     for key in (far, beside):  # the region of the new key is dropped, then fetched with its saved row

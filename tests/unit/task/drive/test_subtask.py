@@ -485,13 +485,18 @@ def test_a_source_with_nothing_to_give_is_asked_less_and_less_often(world, batch
     assert waits(2) == [20, 40]  # the step that ended the loop above had asked for the first 10 ms
 
 
-def test_rates_of_a_subtask_that_publishes_nothing_are_those_of_its_present_state(world, batch_of):
+def after_a_report(world, batch_of):
+    """Return the world and the metrics of its sink, which has published them after 100 rows."""
     w = running(world)
     w.sources[0].script.append(batch_of(*range(100)))
     w.settle()
     w.clock.advance(1_000)
     w.settle()
-    metrics = w.subtasks("sink")[0].metrics
+    return w, w.subtasks("sink")[0].metrics
+
+
+def test_rates_of_a_subtask_that_publishes_nothing_are_those_of_its_present_state(world, batch_of):
+    w, metrics = after_a_report(world, batch_of)
     now = w.clock.monotonic_ms()
     assert metrics.latest["numRecordsInPerSecond"] > 0
     assert metrics.at(now + 4_999) is metrics.latest
@@ -503,12 +508,7 @@ def test_rates_of_a_subtask_that_publishes_nothing_are_those_of_its_present_stat
 
 
 def test_a_report_after_a_barrier_has_not_less_than_the_ack(world, batch_of):
-    w = running(world)
-    w.sources[0].script.append(batch_of(*range(100)))
-    w.settle()
-    w.clock.advance(1_000)
-    w.settle()
-    metrics = w.subtasks("sink")[0].metrics
+    w, metrics = after_a_report(world, batch_of)
     w.sources[0].script.append(batch_of(*range(20)))
     w.settle()
     assert metrics.latest["numRecordsIn"] == 100
