@@ -1,13 +1,15 @@
-"""Rows that wait for remote state, over real state: barriers take them along, and restarts process them first.
+"""Rows that wait for state that is fetched or loaded: barriers take them along, and restarts process them first.
 
 Any history gives the output of the model: each key's rows are processed once, in their order, also after a rescale
 that gives the waiting rows to other subtasks.
 """
 
 from collections import deque
+from dataclasses import replace
 
+import numpy as np
 from hypothesis import strategies as st
-from tests.property.harness.backends import REMOTE, REMOTE_FILES, on
+from tests.property.harness.backends import FILES_IN_PARTS, MEMORY_IN_PARTS, REMOTE, REMOTE_FILES, on
 from tests.property.harness.collect import same_rows
 from tests.property.harness.histories import SEEDS, operations, play, step
 from tests.property.running_models import KEYS, VALUES, Kept, Running, Steps, job_of
@@ -29,6 +31,18 @@ def rows_of(data):
     return [row for batch in decode_rows(data, combined=False) for row in batch.data.to_pylist()]
 
 
+class Complete:
+    """State of which everything was there when its operator began."""
+
+    complete, only_rows, changes = True, False, 0
+
+    def unfetched(self, hashes):
+        return np.zeros(len(hashes), np.bool_)
+
+    def wait_for(self, hashes):
+        raise AssertionError("nothing has to wait")
+
+
 class WaitingSteps(Steps):
     """Batches whose rows may wait; the model has, by key, the rows that were not processed yet."""
 
@@ -40,7 +54,7 @@ class WaitingSteps(Steps):
 
     def begin(self):
         job = self.job
-        self.waiting = [WaitingRows(job.fetched[id(o)], [job.model.key], 1 << 20) for o in job.operators]
+        self.waiting = [WaitingRows(job.fetched[id(o)] or Complete(), [job.model.key], 1 << 20) for o in job.operators]
 
     def start(self, parallelism):
         super().start(parallelism)
@@ -70,9 +84,17 @@ class WaitingSteps(Steps):
             while (taken := waiting.take()) is not None:
                 self.process(subtask, taken[1])
 
+    def load(self):
+        for store in self.job.stores:
+            if store.restore is not None and not store.restore.complete:
+                store.restore.load_next()
+
     def release(self):
-        for waiting in self.waiting:
-            waiting.release()
+        for waiting, store in zip(self.waiting, self.job.stores, strict=True):
+            if store.restore is not None:
+                store.restore.load_rest()
+            else:
+                waiting.release()
         self.take()
 
     def freeze(self):
@@ -121,6 +143,25 @@ def test_each_row_is_processed_once_in_the_order_of_its_key(backend):
     backend.check(run, name=st.sampled_from(sorted(MODELS)), kind=st.sampled_from(sorted(KEYS)), history=HISTORY)
 
 
+#: Parts are loaded in their order, and everything else happens between two of them.
+IN_PARTS = operations(
+    step("batch", SEEDS, st.integers(1, 20), times=4),
+    step("take", times=2),
+    step("load", times=6),
+    step("compact"),
+    step("checkpoint", times=2),
+    step("start", st.integers(1, 3), times=2),
+    step("release"),
+    most=50,
+)
+
+
+@on((MEMORY_IN_PARTS, 60), (FILES_IN_PARTS, 60))
+def test_rows_are_processed_while_the_state_of_others_is_loaded(backend):
+    names = st.sampled_from(sorted(EVERY))
+    backend.check(run, name=names, kind=st.sampled_from(sorted(KEYS)), history=IN_PARTS)
+
+
 @on((REMOTE, 40))
 def test_each_row_is_processed_once_over_values_of_any_length(backend):
     backend.check(run, name=st.just("values"), kind=st.sampled_from(sorted(KEYS)), history=HISTORY)
@@ -136,3 +177,22 @@ def test_rows_wait_until_their_state_has_come(backend):
             play([("begin_fetch",), ("end_fetch",), ("take",)], steps, job)
         assert not steps.waiting[0]
         assert not any(job.model.unprocessed.values())
+
+
+@on(MEMORY_IN_PARTS, FILES_IN_PARTS)
+def test_a_checkpoint_during_a_restore_keeps_the_state_that_is_not_loaded(backend):
+    for number in range(10):
+        with job_of(Running(("a",)), list(range(15)), backend) as job:
+            steps = WaitingSteps(job)
+            play([("batch", 1, 40), ("checkpoint",), ("start", 1), *[("load",)] * 3], steps, job)
+            assert not job.stores[0].restore.complete
+            play([("batch", number, 5), ("checkpoint",), ("start", 1), ("release",), ("batch", 2, 60)], steps, job)
+
+
+@on(MEMORY_IN_PARTS, replace(FILES_IN_PARTS, budget=8_000_000))
+def test_newer_segments_of_any_size_are_loaded_after_older_ones(backend):
+    for number in range(10):
+        with job_of(Running(("a",)), list(range(15)), backend) as job:
+            steps = WaitingSteps(job)
+            play([("batch", number, 2), ("checkpoint",), ("batch", 1, 40), ("checkpoint",), ("start", 1)], steps, job)
+            play([("load",), ("batch", 2, 20), ("release",), ("batch", 3, 40)], steps, job)

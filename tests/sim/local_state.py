@@ -16,6 +16,7 @@ import pytest
 from tests.support.memory import folder_in_memory
 
 from penstock.checkpoint.local_copies import LocalCopies
+from penstock.state.log.arrival import PartialRestore
 from penstock.state.log.frozen import FrozenSegment, FrozenSource
 from penstock.state.state_backend import StateBackend
 from penstock.state.tables.pane_table import PaneTable
@@ -41,6 +42,7 @@ def local_state(swarm: Swarm) -> Iterator[Path]:
         _noted(patch, LocalCopies, "read", lambda _copies, data: swarm.seen("copy-read", int(data is not None)))
         _noted(patch, LocalCopies, "_refused", lambda _copies, _result: swarm.seen("copy-refused"))
         _noted(patch, RangeFetcher, "_store", lambda _rows, _result: swarm.seen("remote-pieces-came"))
+        _noted(patch, PartialRestore, "load_next", lambda _parts, _result: swarm.seen("part-loaded"))
         _noted(patch, WaitingRows, "_add", lambda _rows, _result: swarm.seen("rows-waited"))
         _noted(patch, Subtask, "_take_snapshot", lambda task, _: swarm.seen("waiting-rows-taken", bool(task._waiting)))
         try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from tests.sim.faults import COPY_DAMAGED, Swarm
 from tests.sim.workload import Phase, Plan
@@ -42,6 +43,7 @@ from penstock.operators.lateness import RangeWatermarks
 from penstock.operators.sinks.sink_operator import PendingOutput, SinkOperator
 from penstock.operators.sources.source_operator import SourceOperator
 from penstock.state.cells.pane_memory import PaneMemory
+from penstock.state.log.arrival import PartialRestore
 from penstock.state.log.segment_log import LogView, SegmentLog
 from penstock.state.memory.limits import PRODUCTION
 from penstock.state.tables.pane_table import PaneTable
@@ -336,6 +338,11 @@ def _overtaken_on_one_side(patch: Patch) -> None:
 def _waiting_row_lost(patch: Patch) -> None:
     """A barrier passes the rows that wait for their state, and the checkpoint has none of them."""
     patch.setattr(WaitingRows, "batches", property(lambda _self: ()))
+
+
+def _no_wait_for_a_part(patch: Patch) -> None:
+    """Rows are processed before the state of their key is loaded."""
+    patch.setattr(PartialRestore, "unfetched", lambda _self, hashes: np.zeros(len(hashes), np.bool_))
 
 
 def _waiting_row_taken_twice(patch: Patch) -> None:
@@ -669,6 +676,14 @@ MUTANTS = (
         {"worker-killed": 1.0},
         {**_FETCHING, "phases": [Phase(2, "finish")]},
         _OVERTAKING | _REMOTE,
+        seeds=20,
+    ),
+    Mutant(
+        "a row is processed before its state is loaded",
+        _no_wait_for_a_part,
+        {},
+        {"worker-killed": 1.0},
+        {**_SLOW, "limits": TINY, "phases": [Phase(2, "finish")]},
         seeds=20,
     ),
     Mutant(

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import Committable, FileRef, OperatorStateSnapshot
     from penstock.eventtime.split_watermarks import SplitWatermarks
     from penstock.graph.job_graph import OperatorSpec
+    from penstock.state.log.arrival import ArrivingState
     from penstock.state.log.frozen import FrozenTable
     from penstock.state.store import KeyedState
-    from penstock.state.tiers.range_fetcher import RangeFetcher
 
 
 class Collector(Protocol):
@@ -239,8 +239,8 @@ class Capabilities:
     split_watermarks: Callable[[], SplitWatermarks | None] | None = None
     #: Layout of rows that were combined before the shuffle (`Batch.combined`); None: the operator takes none.
     combined_schema: pa.Schema | None = None
-    #: The state that its rows need, if it may be in the object store; None: it processes any row at any time.
-    fetched: RangeFetcher[Any] | None = None
+    #: The state that its rows need, if a part of it is fetched or loaded later; None: it processes any row at any time.
+    arriving: ArrivingState | None = None
 
 
 NO_CAPABILITIES = Capabilities()

@@ -48,6 +48,8 @@ class KeyedStateRequest:
     #: `<run>/<vertex>/<subtask>/<attempt>`.
     writer: str
     budget: MemoryBudget
+    #: Whether rows may wait while a large table is loaded (see `PartialRestore`).
+    in_parts: bool = False
     #: Runs several reads in parallel.
     gather: Gather = one_by_one
     #: Size limits of tables, logs and files.

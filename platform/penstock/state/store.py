@@ -21,6 +21,7 @@ from penstock.core.evolution import (
 )
 from penstock.core.schema import schema_from_text
 from penstock.state.cells.accumulators import PaneTableSpec
+from penstock.state.log.arrival import PartialRestore
 from penstock.state.log.frozen import CompactionJob, FrozenSource, FrozenTable
 from penstock.state.log.row_spec import SESSION_TIMERS, TIMERS, RowSpec
 from penstock.state.log.segment_columns import DELETED, StateSpec
@@ -39,15 +40,17 @@ from penstock.state.tables.timer_table import TimerTable
 from penstock.state.tables.value_table import ValueTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
     from penstock.core.clock import Clock
+    from penstock.core.keygroup import HashRange
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
     from penstock.kernels.compiler.compile import I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyCounts
+    from penstock.state.log.arrival import ArrivingState
     from penstock.state.log.row_spec import Migration
     from penstock.state.log.ttl import Ttl
     from penstock.state.state_backend import KeyedStateRequest
@@ -62,6 +65,8 @@ _DECODED_PART = 16
 _MAX_OPEN_VIEWS = 64
 #: Hot rows of a table with a cold file may take one part in this many of its share.
 _FILE_PART = 3
+#: A restore of fewer parts than this is not worth a wait of rows.
+_FEW_PARTS = 4
 
 
 class StateTable(Protocol):
@@ -104,6 +109,8 @@ class KeyedState:
         self._rows: RowState | None = None
         self._cold = StateBackend(request)
         self._views: dict[int, list[tuple[SegmentLog, LogView]]] = {}
+        #: The restore of a table during which rows are processed.
+        self.restore: PartialRestore | None = None
         #: Tables that were loaded before their operator was opened, until it declares them.
         self._loaded: dict[str, StateTable] = {}
         self._ttl_clock: TtlClock | None = None
@@ -301,8 +308,13 @@ class KeyedState:
         rows = 0 if self._rows is None else self._rows.index_bytes
         return rows + sum(map(bytes_of, self._tables.values()))
 
-    def finish_restore(self) -> None:
-        """Remove restored rows that have expired; call it when the operator starts work."""
+    def finish_restore(self, arriving: ArrivingState | None = None) -> None:
+        """Load all that rows do not wait for, and remove what has expired; call it when the operator starts work.
+
+        `arriving`: the state that the rows of the chain's first operator wait for.
+        """
+        if self.restore is not None and self.restore is not arriving:
+            self.restore.load_rest()
         if self._rows is not None:
             self._rows.sweep()
 
@@ -357,13 +369,13 @@ class KeyedState:
         within, limits = request.hash_range, request.limits.changed(decoded_bytes=most_bytes)
         clipped = (segment for segment in segments if clip_of(segment, within) is not None)
         files = (SegmentFile(segment, request.read, limits) for segment in clipped)
+        if isinstance(table, PaneTable):
+            self._restore_panes(table, list(files), tombstones)
+            return
         if migration is None and not isinstance(table, CollectionTable):
-            if isinstance(table, PaneTable):
-                table.expect(table.source.log.keys)
             for file in files:
-                load = table.loader(rows_of(file.segment)) if isinstance(table, PaneTable) else table.load
                 for rows in read_visible(AscendingReader(file), tombstones, within):
-                    load(conform_table(rows, schema))
+                    table.load(conform_table(rows, schema))
             return
         assert isinstance(table, CollectionTable | ValueTable)  # noqa: S101 - no other state has a migration
         saved = schema if migration is None else migration[1]
@@ -375,6 +387,33 @@ class KeyedState:
                 else:
                     migrated = migration[0].rows(rows, schema)
                     table.load(migrated.filter(pc.invert(migrated[DELETED])), unsaved=True)
+
+    def _restore_panes(self, table: PaneTable, files: list[SegmentFile], tombstones: tuple[Tombstone, ...]) -> None:
+        """Load the segments of a table of panes, or begin to load them in parts."""
+        table.expect(table.source.log.keys)
+        loads = list(_pane_loads(table, files))
+        readers, schema = [AscendingReader(file) for file in files], table.source.spec.segment_schema
+
+        def load_part(part: HashRange) -> None:
+            for reader, load in zip(readers, loads, strict=True):
+                for rows in read_visible(reader, tombstones, part):
+                    load(conform_table(rows, schema))
+
+        request = self._request
+        parts = sum(rows_of(file.segment) for file in files) // request.limits.loaded_rows
+        if request.in_parts and parts >= _FEW_PARTS and table.loads_in_parts and self.restore is None:
+            self.restore = table.source.restore = PartialRestore(request.hash_range, parts, load_part)
+        else:
+            load_part(request.hash_range)
+
+
+def _pane_loads(table: PaneTable, files: Sequence[SegmentFile]) -> Iterator[Callable[[pa.Table], None]]:
+    """Yield the function that loads each segment, oldest first: into the cold file only below rows in memory."""
+    direct = True
+    for file in files:
+        load = table.loader(rows_of(file.segment)) if direct else table.load
+        direct = load != table.load
+        yield load
 
 
 def _segments_of(snapshots: Iterable[KeyedStateSnapshot]) -> tuple[list[Segment], list[Tombstone]]:

@@ -28,6 +28,8 @@ class Backend:
     local_bytes: int | None = None
     #: A dict stands in for RocksDB.
     plain: bool = False
+    #: Large tables are loaded in parts, while rows of other parts are processed.
+    in_parts: bool = False
     #: Memory of a subtask.
     budget: int = 1 << 30
     #: Examples of a property.
@@ -74,6 +76,10 @@ MEMORY = Backend("memory")
 DISK = Backend("rocksdb", "rocksdb")
 
 
+#: Where restored state is loaded in parts.
+MEMORY_IN_PARTS = replace(MEMORY, name="memory_in_parts", in_parts=True)
+
+
 def leaving(keys):
     """Hardly any key stays in memory; a dict stands in for RocksDB."""
     return Backend("keys_leave", "rocksdb", keys, plain=True)
@@ -105,6 +111,7 @@ def spilled_to_files(backend, budget=200_000):
 REMOTE = remote(3, 1, 500, 1 << 50)
 #: Where running aggregates are whose keys leave, or are fetched.
 FILES = spilled_to_files(Backend("keys_leave", "rocksdb", 3))
+FILES_IN_PARTS = replace(FILES, name="keys_leave_in_parts", in_parts=True)
 REMOTE_FILES = tuple(map(spilled_to_files, REMOTE))
 
 

@@ -121,7 +121,7 @@ class Job:
             store = self.store((*rounds, self.complete)[0], subtask, parallelism)
             store = self.prepared(store, rounds, subtask, parallelism)
             operator = self.open(subtask, parallelism, store, self.complete)
-            store.finish_restore()
+            store.finish_restore(self.pending[1])
             self.queues[id(operator)], self.fetched[id(operator)] = self.pending
             if self.opened is not None:
                 self.opened(operator)
@@ -164,6 +164,7 @@ class Job:
                 writer=f"run/v/{subtask}/{self.attempt}",
                 budget=MemoryBudget(self.backend.budget),
                 limits=self.backend.limits,
+                in_parts=self.backend.in_parts and complete is self.complete,
             )
         )
 
@@ -186,7 +187,7 @@ class Job:
             limits=self.backend.limits,
         )
         opened = operator.open(context)
-        self.pending = opened.pending_output, opened.fetched
+        self.pending = opened.pending_output, opened.arriving
         return operator
 
     @property

@@ -45,6 +45,7 @@ from penstock.rpc.messages import (
     TriggerCheckpoint,
 )
 from penstock.state.log.segments import EncodedSegment
+from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.task.chain.background import SlowCalls
 from penstock.task.chain.environment import TaskEnvironment
 from penstock.task.drive.runtime import TaskRuntime
@@ -267,8 +268,9 @@ class World:
         settings: JobSettings | None = None,
         network_memory_bytes: int | None = None,
         state_dir: Path = Path("state"),
+        limits: StateLimits = PRODUCTION,
     ) -> None:
-        self.network_memory_bytes, self.state_dir = network_memory_bytes, state_dir
+        self.network_memory_bytes, self.state_dir, self.limits = network_memory_bytes, state_dir, limits
         self.clock = ManualClock()
         self.transport = MemoryTransport()
         self.store = MemoryStore("unit")
@@ -294,6 +296,7 @@ class World:
             network_memory_bytes=self.network_memory_bytes,
             tell_need=self.needs.append,
             state_dir=self.state_dir,
+            limits=self.limits,
             open_store=lambda _uri: self.store,
             create_operator=lambda kind: self._new[kind].popleft(),
         )

@@ -60,7 +60,7 @@ class RunningAggregateOperator(Operator):
         self._plan = AggregatePlan(self._config, context.input_schemas[0], single_pane=True, expires=expires)
         self._table = self._store.running_table(_RUNNING_STATE, self._plan.spec, ttl)
         self._plan.heap = self._table.heap
-        return Capabilities(fetched=self._table.fetcher)
+        return Capabilities(arriving=self._table.arriving)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Add the rows; emit each with the aggregates of its key after it."""
@@ -112,7 +112,7 @@ class DeduplicateOperator(Operator):
         keys, expires = key_schema(self._config, schema), ttl is not None
         spec = PaneTableSpec(keys, (order,), single_pane=True, expires=expires)
         self._table = self._store.running_table(_KEPT_STATE, spec, ttl)
-        return Capabilities(fetched=self._table.fetcher)
+        return Capabilities(arriving=self._table.arriving)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Emit the rows that replace the kept row of their key."""

@@ -153,7 +153,7 @@ class KeyedProcessOperator(Operator):
         except Exception as error:
             raise user_error(self._where, error) from error
         self._function = function
-        return Capabilities(timers=self, fetched=self._state.fetcher)
+        return Capabilities(timers=self, arriving=self._state.fetcher)
 
     def _bind(self, context: OperatorContext, function: Any, types: dict[str, Any]) -> None:
         config = context.spec.config

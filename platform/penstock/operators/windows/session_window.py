@@ -75,7 +75,7 @@ class SessionAggregateOperator(Operator):
             self._table.scan_for_due()
         self._window = np.array([config.size, config.size, config.size, 0], np.int64)
         self._late = LateRows(context.spec.config, context.metrics)
-        return Capabilities(fetched=self._table.fetcher)
+        return Capabilities(arriving=self._table.arriving)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Add the rows to their panes; rows that may be late are checked one by one."""

@@ -118,9 +118,9 @@ class WindowAggregateOperator(Operator):
         self._panes = np.empty(0, np.int64)
         self._simple = config.plain
         self._late = LateRows(context.spec.config, context.metrics)
-        schema, fetched = context.input_schemas[0], self._table.fetcher
+        schema, arriving = context.input_schemas[0], self._table.arriving
         combined = None if self._stage.merges else combined_schema(config.key, schema, self._plan.spec)
-        return Capabilities(combined_schema=combined, fetched=fetched)
+        return Capabilities(combined_schema=combined, arriving=arriving)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Add the rows to their panes."""

@@ -127,7 +127,7 @@ class WindowRowsOperator(Operator):
         self._clock.restored(np.array([item[_CLOCK] for item in saved if _CLOCK in item], np.int64))
         self._next_processing = self._buffer.processing_timers.next_time()
         self._ended = False
-        return Capabilities(timers=self, fetched=self._buffer.state.fetcher)
+        return Capabilities(timers=self, arriving=self._buffer.state.fetcher)
 
     def definition(self, context: OperatorContext) -> WindowDefinition:
         """Return the window's parts from the job's configuration."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.core.keygroup import HashRange
+    from penstock.state.log.arrival import PartialRestore
     from penstock.state.log.segment_columns import StateSpec
     from penstock.state.log.segment_log import LogView, SegmentLog
     from penstock.state.log.ttl import Ttl
@@ -289,6 +290,8 @@ class FrozenSource(Generic[SpecT_co]):
         self.log = log
         #: Whether remote state reads the rows a few at a time.
         self.remote = False
+        #: The restore of the rows, if the operator processes rows during it.
+        self.restore: PartialRestore | None = None
         #: The time-to-live of its rows, if they have one.
         self.ttl: Ttl | None = None
         #: Copies up to so many frozen pages of the freezes up to a number, before they are overwritten; whether none is

@@ -40,6 +40,9 @@ class StateLimits:
     #: Number of segments in a tier of a log that starts a compaction.
     segments_per_tier: int = 8
 
+    #: Rows that a restore loads between two elements of the input; with a few times as many, no row waits.
+    loaded_rows: int = 65_536
+
     # --- tables in memory -------------------------------------------------------------------------------------------
 
     #: Initial capacity of a value table in rows.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.pane_memory import FrozenCells
     from penstock.state.keys.key_index import KeyView
+    from penstock.state.log.arrival import ArrivingState
     from penstock.state.log.frozen import FrozenSegment, FrozenSource, FrozenTable
     from penstock.state.tables.key_space import KeySpace
     from penstock.state.tiers.cold_panes import ColdFileStore
-    from penstock.state.tiers.range_fetcher import RangeFetcher
 
 
 #: Bytes that eviction needs for each evicted key: slot, hash, position in the order and a copy.
@@ -99,9 +99,16 @@ class PaneTable:
         return self._hot.heap
 
     @property
-    def fetcher(self) -> RangeFetcher[Any] | None:
-        """Fetches the rows of keys from the object store; None: they are in memory or on the local disk."""
-        return self._state.fetcher if self._remote is None else self._remote.fetcher
+    def arriving(self) -> ArrivingState | None:
+        """The state that rows may have to wait for; None: all of it was loaded when the table was declared."""
+        if self._remote is not None:
+            return self._remote.fetcher
+        return self._state.fetcher if self.source.restore is None else self.source.restore
+
+    @property
+    def loads_in_parts(self) -> bool:
+        """Whether rows of keys can be added before the state of all other keys is loaded."""
+        return self.source.ttl is None and self._remote is None
 
     @property
     def has_cold(self) -> bool:
@@ -294,6 +301,7 @@ class PaneTable:
         """Return the function that adds the rows of a restored segment, of which there are about `rows`.
 
         It is `load`, unless they exceed the memory: then they are written to the file without a way through memory.
+        Then no older segment may have been added with `load`.
         """
         hot, cold = self._hot, self.cold
         fits = self.index.count or not self._policy.above_part(hot.bytes_with(rows), rows)
@@ -395,6 +403,7 @@ class PaneTable:
         """
         memory = self._hot.memory
         here = self._state.cold is None and not self.has_cold  # no row has left memory
+        here = here and (self.source.restore is None or self.source.restore.complete)
         if not here or memory.frozen or not self.source.log.entries or not memory.has_changed:
             return False
         return self._most_changed() or self._hot.index.count * len(memory.panes) <= self._limits.whole_rows

@@ -109,6 +109,11 @@ class SessionTable(PaneTable):
         self._closed_to = time
         self._fired_to[:] = MAX_TIMESTAMP
 
+    @property
+    def loads_in_parts(self) -> bool:
+        """See `PaneTable`: the timers of all keys are made when the operator opens."""
+        return False
+
     def take_ended(self, closed_to: int) -> Iterator[Fired]:
         """Yield the merged sessions with a last time of at most `closed_to`, and remove them; exhaust it.
 
@@ -224,9 +229,9 @@ class SessionTable(PaneTable):
         if self._state.cold is not None:
             self._settle()
             due = self._timers.take_due(closed_to, self._state.most_keys(_DUE_KEYS))
-        if self.fetcher is not None:
+        if self._state.fetcher is not None:
             # keep fired sessions that are retained: the log does not say that they have fired
-            self.fetcher.held = due is not None and self.rule.lateness > 0
+            self._state.fetcher.held = due is not None and self.rule.lateness > 0
         if due is None:
             self.drop_below(self._drop_to)
             return None
@@ -238,7 +243,7 @@ class SessionTable(PaneTable):
 
     def scan_for_due(self) -> None:
         """Load every restored key once, for snapshots of backends without timers; it then gets one."""
-        if self.fetcher is not None:
+        if self._state.fetcher is not None:
             for _ in self._state.every_key():
                 self._settle()
 

@@ -291,6 +291,11 @@ class RangeFetcher(Generic[_Rows]):
     # --- fetches in the background ----------------------------------------------------------------------------------
 
     @property
+    def only_rows(self) -> bool:
+        """See `ArrivingState`: what else reads the state fetches it."""
+        return False
+
+    @property
     def changes(self) -> int:
         """A number that changes with the result of `unfetched`."""
         return self.fetch_ranges.requests

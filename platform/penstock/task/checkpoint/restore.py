@@ -82,7 +82,7 @@ def open_chain(
         contexts += _contexts(chain.links, deployment, environment, services, prepared)
         chain.open(contexts)
         for store in _stores_of(contexts):
-            store.finish_restore()
+            store.finish_restore(chain.links[0].capabilities.arriving)
     except BaseException:
         for store in _stores_of(contexts):
             store.close()
@@ -121,7 +121,8 @@ def _contexts(
         if link.spec.keyed:
             store = None if prepared is None else prepared.take(link.spec.uid, restore.keyed)
             if store is None:
-                store = open_keyed_state(_state_request(deployment, environment, services, restore))
+                in_parts = prepared is None and link is links[0]
+                store = open_keyed_state(_state_request(deployment, environment, services, restore, in_parts=in_parts))
         yield _context(link, deployment, environment, services, (schemas, store, restore))
         schemas = (schema_from_text(link.spec.output_schema),) if link.spec.output_schema else ()
 
@@ -216,7 +217,12 @@ def _input_schemas(deployment: TaskDeployment) -> tuple[pa.Schema, ...]:
 
 
 def _state_request(
-    deployment: TaskDeployment, environment: TaskEnvironment, services: ChainServices, restore: OperatorRestore
+    deployment: TaskDeployment,
+    environment: TaskEnvironment,
+    services: ChainServices,
+    restore: OperatorRestore,
+    *,
+    in_parts: bool,
 ) -> KeyedStateRequest:
     execution = deployment.execution
     place = f"{execution.vertex_id}-{execution.subtask}-{execution.attempt}"
@@ -229,6 +235,7 @@ def _state_request(
         directory=Path(environment.state_dir) / f"{place}-{zlib.crc32(restore.uid.encode()):08x}",
         writer=f"{deployment.run_id}/{execution.vertex_id}/{execution.subtask}/{execution.attempt}",
         budget=services.budget,
+        in_parts=in_parts,
         gather=environment.gather,
         limits=environment.limits,
     )

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from penstock.graph.task_deployment import TaskDeployment
     from penstock.network.input_gate import InputGate
     from penstock.operators.operator import OperatorSnapshot
+    from penstock.state.log.arrival import PartialRestore
     from penstock.state.store import KeyedState
     from penstock.task.chain.background import Mail
     from penstock.task.chain.chain import Chain, ChainLink
@@ -160,8 +161,10 @@ class Subtask:
         #: Whether barriers may overtake at either end of a channel, and the rows of the newest such checkpoint.
         self._may_overtake = deployment.settings.unaligned_checkpoints
         self._overtaken: OvertakenRows | None = None
-        #: Rows whose state is being fetched; None: the operator fetches it when it processes them.
+        #: Rows whose state is being fetched or loaded; None: the operator fetches it when it processes them.
         self._waiting: WaitingRows | None = None
+        #: The restore of a large table, during which rows are processed.
+        self._restore: PartialRestore | None = None
         #: An element after waiting rows, with its channel; no other is read.
         self._delayed: tuple[int, StreamElement] | None = None
         self._log_scope = TaskScope(deployment, self._chain.times)
@@ -219,7 +222,8 @@ class Subtask:
     @property
     def has_pending_output(self) -> bool:
         """Whether it runs and will emit rows without new input."""
-        waiting = bool(self._waiting) or self._delayed is not None
+        waiting = self._waiting is not None and (self._waiting.delays or self._waiting.holds)
+        waiting = waiting or self._delayed is not None
         return self._opened and not self.has_ended and (waiting or self._chain.has_pending_output)
 
     # --- calls from other threads
@@ -264,7 +268,12 @@ class Subtask:
 
     def run_in_mailbox(self, call: Callable[[Chain, tuple[KeyedState, ...]], None]) -> bool:
         """Call with the chain and its keyed state, in the subtask's thread, between elements; False: it has ended."""
-        return self.mailbox.post(lambda: call(self._chain, self._stores))
+
+        def called() -> None:
+            self._load_rest()
+            call(self._chain, self._stores)
+
+        return self.mailbox.post(called)
 
     def finish(self) -> None:
         """End after the final checkpoint, which is complete and published."""
@@ -334,8 +343,9 @@ class Subtask:
             return StepResult.BUSY if self._barriers.drain_if_ready() or copied else StepResult.IDLE
         if self._input_ended and not self._output_ended and self._chain.continues:  # not after the last barrier
             self._end_input()
+        loaded = self._load_part()
         moved = self._take_input(now)
-        return StepResult.BUSY if copied else moved
+        return StepResult.BUSY if copied or loaded else moved
 
     def _emit_held_rows(self) -> bool:
         if not all(output.available for output in self._outputs):
@@ -352,7 +362,7 @@ class Subtask:
                 self._pacing.record_blocked(now)
             return StepResult.BACKPRESSURED
         timer = self._chain.next_timer_ms
-        if timer is not None and timer <= (wall := self._clock.now_ms()):
+        if timer is not None and self._restore is None and timer <= (wall := self._clock.now_ms()):
             self.metrics.enter(BUSY)
             self._chain.process_time(wall)
         if self._gate is None:
@@ -373,7 +383,7 @@ class Subtask:
     def _feed_fetched(self, waiting: WaitingRows) -> bool:
         """Feed rows whose state was fetched; return whether there are any."""
         fetched = waiting.take()
-        if fetched is None and not self._compactor.fetches(0, self._stores[0]):
+        if fetched is None and self._restore is None and not self._compactor.fetches(0, self._stores[0]):
             waiting.release()
             fetched = waiting.take()
         if fetched is None:
@@ -385,16 +395,42 @@ class Subtask:
 
     def _next_element(self, gate: InputGate) -> tuple[int, StreamElement] | None:
         """Return the next element of the input; None: there is none, or rows have to be processed before it."""
-        if not self._waiting:
+        waiting = self._waiting
+        if waiting is None or not waiting.delays:
+            held = None if waiting is None else waiting.take_held()
+            if held is not None:
+                return held
             delayed, self._delayed = self._delayed, None
             return delayed or gate.poll()
-        if self._delayed is not None or self._waiting.full:
-            return None
-        polled = gate.poll()
-        if polled is None or isinstance(polled[1], Batch) or _is_checkpoint(polled[1]):
-            return polled
-        self._delayed = polled
+        while self._delayed is None and not waiting.full:
+            polled = gate.poll()
+            if polled is None or isinstance(polled[1], Batch) or self._passes_rows(polled[1]):
+                return polled
+            if isinstance(polled[1], Watermark | WatermarkStatus):
+                waiting.hold(polled[0], polled[1])
+            else:
+                self._delayed = polled
         return None
+
+    def _passes_rows(self, element: StreamElement) -> bool:
+        """Return whether the element is a barrier that takes waiting rows along, or finds none."""
+        if not isinstance(element, Barrier) or element.kind is not BarrierKind.CHECKPOINT:
+            return False
+        return self._overtakes or not self._waiting
+
+    def _load_part(self) -> bool:
+        """Load a part of a large table; return whether there was one."""
+        if self._restore is None:
+            return False
+        self.metrics.enter(BUSY)
+        self._restore.load_next()
+        if self._restore.complete:
+            self._restore = None
+        return True
+
+    def _load_rest(self) -> None:
+        while self._load_part():
+            pass
 
     def _accepts_rows(self) -> bool:
         if not all(output.available for output in self._outputs):
@@ -583,7 +619,9 @@ class Subtask:
         self._compactor.start_due(self._stores)
         combine_outputs(self._outputs, self.deployment.settings)
         expect_combined(self._gate, self._chain.links[0])
-        if self._overtakes:
+        restores = [store.restore for store in self._stores if store.restore is not None]
+        self._restore = next((restore for restore in restores if not restore.complete), None)
+        if self._overtakes or self._restore is not None:
             self._waiting = WaitingRows.of(self._chain.links[0], self._environment.limits.waiting_bytes)
             self.metrics.waiting = self._waiting
         if self._gate is not None and self.deployment.in_flight:
@@ -630,8 +668,3 @@ class Subtask:
 
     def _run_waiting(self, work: Callable[[], Any], what: str) -> Any:
         return self._environment.slow_calls.watched(self.deployment.job_id, what, work)()
-
-
-def _is_checkpoint(element: StreamElement) -> bool:
-    """Return whether the element is a barrier that takes waiting rows along."""
-    return isinstance(element, Barrier) and element.kind is BarrierKind.CHECKPOINT

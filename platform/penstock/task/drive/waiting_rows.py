@@ -1,20 +1,21 @@
-"""`WaitingRows`: rows of keys whose state is being fetched from the object store; rows of other keys pass them.
+"""`WaitingRows`: rows of keys whose state is being fetched or loaded; rows of other keys pass them.
 
-Rows of one key keep their order: a row waits while an earlier one of its key does. Everything else in the input
-(watermarks, ends of input, savepoints) waits until no row does; only the barriers of checkpoints pass, and the waiting
-rows become rows in flight of the checkpoint. Kept by `task.drive.subtask`, in its thread.
+Rows of one key keep their order: a row waits while an earlier one of its key does. Watermarks and statuses wait until
+no row does and a restore is complete; rows and barriers of checkpoints pass them, and the waiting rows become rows in
+flight of the checkpoint. Ends of input and savepoints wait too, and nothing passes them. Kept by
+`task.drive.subtask`, in its thread.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.elements import Batch
+from penstock.core.elements import Batch, Watermark, WatermarkStatus
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.rows.row_filter import filter_rows
 from penstock.task.chain.hot_keys import keys_of
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.kernels.compiler.compile import I64, Mask
-    from penstock.state.tiers.range_fetcher import RangeFetcher
+    from penstock.state.log.arrival import ArrivingState
     from penstock.task.chain.chain import ChainLink
 
 
@@ -47,7 +48,7 @@ class _Waiting:
 class WaitingRows:
     """The waiting rows of one subtask, in the order in which they came."""
 
-    def __init__(self, state: RangeFetcher[Any], keys: Sequence[tuple[str, ...]], limit_bytes: int) -> None:
+    def __init__(self, state: ArrivingState, keys: Sequence[tuple[str, ...]], limit_bytes: int) -> None:
         """Let rows wait for `state`; `keys` are the key columns of each input. At `limit_bytes` it is full."""
         self._state, self._keys, self._limit_bytes = state, keys, limit_bytes
         self._waiting: list[_Waiting] = []
@@ -56,11 +57,13 @@ class WaitingRows:
         self._bytes = 0
         #: `changes` of the state when the rows were last compared with it.
         self._compared = -1
+        #: Watermarks and statuses that came after waiting rows, with their channels.
+        self._held: list[tuple[int, Watermark | WatermarkStatus]] = []
 
     @classmethod
     def of(cls, head: ChainLink, limit_bytes: int) -> WaitingRows | None:
         """Return the waiting rows of a chain with this head; None if its rows never wait."""
-        state = head.capabilities.fetched
+        state = head.capabilities.arriving
         return None if state is None else cls(state, keys_of(head.spec.config), limit_bytes)
 
     def __bool__(self) -> bool:
@@ -99,6 +102,31 @@ class WaitingRows:
         self._state.wait_for(given.hashes[waits])
         self._add(given.chosen(waits))
         return None if waits.all() else given.chosen(~waits).rows
+
+    @property
+    def delays(self) -> bool:
+        """Whether everything but rows and barriers of checkpoints has to wait."""
+        return bool(self) or self._state.only_rows
+
+    @property
+    def holds(self) -> bool:
+        """Whether a watermark or status waits."""
+        return bool(self._held)
+
+    def hold(self, channel: int, element: Watermark | WatermarkStatus) -> None:
+        """Let a watermark or status wait until no row does; the newest watermark of a channel replaces the last one.
+
+        Rows that pass a watermark are not late by it. A checkpoint does not contain it: a restart sends it again.
+        """
+        last = next((i for i in reversed(range(len(self._held))) if self._held[i][0] == channel), None)
+        if last is not None and isinstance(element, Watermark) and isinstance(self._held[last][1], Watermark):
+            self._held[last] = (channel, element)
+        else:
+            self._held.append((channel, element))
+
+    def take_held(self) -> tuple[int, Watermark | WatermarkStatus] | None:
+        """Remove and return the first held element; None: it has to wait, or there is none."""
+        return self._held.pop(0) if self._held and not self.delays else None
 
     def take(self) -> tuple[int, Batch] | None:
         """Remove and return rows whose state was fetched, with their input; None if there are none."""

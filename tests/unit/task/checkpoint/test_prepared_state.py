@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.core.errors import StateMismatchError
+from penstock.operators.operator import NO_CAPABILITIES
 from penstock.task.checkpoint import prepared_state, restore
 from penstock.task.checkpoint.prepared_state import PreparedState
 
@@ -28,8 +29,8 @@ def test_state_to_which_no_later_checkpoint_can_be_added_is_refused_at_once(adva
 
 def test_expired_state_is_removed_when_all_operators_are_open(monkeypatch):
     done = []
-    store = SimpleNamespace(finish_restore=lambda: done.append("removed"))
-    chain = SimpleNamespace(links=(), open=lambda _: done.append("opened"))
+    store = SimpleNamespace(finish_restore=lambda _: done.append("removed"))
+    chain = SimpleNamespace(links=[SimpleNamespace(capabilities=NO_CAPABILITIES)], open=lambda _: done.append("opened"))
     monkeypatch.setattr(restore, "_contexts", lambda *_: [SimpleNamespace(keyed_state=store)])
     assert restore.open_chain(chain, SimpleNamespace(restored_checkpoint=None), None, None) == (store,)
     assert done == ["opened", "removed"]

@@ -104,7 +104,10 @@ def test_a_cost_of_every_piece_makes_them_no_smaller_than_that_helps(fixed, ms):
     least = 200_000 / rows * fixed + 200_000 * ms
     assert spent < 3 * least
     chain.fixed = 0.0
-    feed(pieces, 3_000_000)
+    left = 3_000_000
+    while pieces.rows != rows and left:
+        feed(pieces, 100_000)
+        left -= 100_000
     assert pieces.rows == rows
 
 

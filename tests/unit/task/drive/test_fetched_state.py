@@ -1,4 +1,4 @@
-"""A task whose rows wait for state in the object store: what passes them, what waits too, and what a barrier takes."""
+"""A task whose rows wait for state that is fetched or loaded: what passes, what waits too, and what a barrier takes."""
 
 from collections import deque
 
@@ -14,7 +14,7 @@ from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.task_deployment import OperatorRestore, RestoredRows
 from penstock.network.in_flight import decode_rows
 from penstock.operators.aggregates.running_operators import RunningAggregateOperator
-from penstock.rpc.messages import LetBarriersOvertake
+from penstock.state.memory.limits import PRODUCTION
 
 COUNTED = schema_to_text(pa.schema([pa.field("x", pa.int64()), pa.field("n", pa.int64(), nullable=False)]))
 COUNT = {"key": ["x"], "aggregates": [{"alias": "n", "fn": "count", "column": None}]}
@@ -27,7 +27,9 @@ def start(world, tmp_path):
     def started(acked=None, **settings):
         settings = {"state_backend": "remote", "unaligned_checkpoints": True, **settings}
         made = world(
-            settings=JobSettings(checkpoint_root="memory://unit", buffer_timeout_ms=0, **settings), state_dir=tmp_path
+            settings=JobSettings(checkpoint_root="memory://unit", buffer_timeout_ms=0, **settings),
+            state_dir=tmp_path,
+            limits=PRODUCTION.changed(loaded_rows=1, group_rows=2),
         )
         edge = "edge" if settings["unaligned_checkpoints"] else ""
         made._new["running_aggregate"] = deque([RunningAggregateOperator()])
@@ -136,18 +138,34 @@ def test_rows_are_counted_as_read_when_they_are_processed(waiting):
     assert "numRecordsIn" not in ack.metrics.counts
 
 
-def test_a_watermark_waits_and_a_barrier_that_may_overtake_passes_both(waiting):
+def test_a_watermark_waits_and_a_barrier_passes_it(waiting):
     waiting.sources[0].script.append(Watermark(50))
     waiting.settle()
     waiting.trigger(2)
-    waiting.settle()
-    assert waiting.sink.seen == []
-    waiting.broadcast(LetBarriersOvertake(job_id="job", run_id="run", generation=1, checkpoint_id=2))
     waiting.settle()
     assert waiting.sink.seen == [("barrier", 2)]
     assert numbers(acked(waiting, 2)) == [1, 1]
     fetch(waiting)
     assert waiting.sink.seen == [("barrier", 2), (1, 2), (1, 3), ("watermark", 50)]
+
+
+def test_a_checkpoint_has_no_watermark_that_its_rows_in_flight_have_to_precede(waiting, start):
+    waiting.sources[0].script.append(Watermark(50))
+    waiting.settle()
+    waiting.trigger(2)
+    waiting.settle()
+    again = start(acked(waiting, 2))
+    again.settle()
+    assert again.sink.seen == [(1, 2), (1, 3)], "the source sends the watermark again"
+
+
+def test_rows_and_newer_watermarks_are_read_while_a_watermark_waits(waiting, batch_of):
+    waiting.sources[0].script += [Watermark(50), batch_of(2), Watermark(60), Watermark(70), batch_of(1)]
+    waiting.settle(background=False)
+    assert waiting.subtasks("sink")[0].metrics.read()["numRecordsAwaitingState"] == 4
+    assert waiting.sink.seen == []
+    fetch(waiting)
+    assert waiting.sink.seen == [(1, 2), (1, 3), (2, 2), (1, 4), ("watermark", 70)]
 
 
 @pytest.mark.parametrize("kind", ["savepoint", "stop"])
@@ -182,3 +200,92 @@ def test_nothing_waits_if_barriers_stay_in_order(start, saved, batch_of):
     made.sources[0].script.append(batch_of(1))
     made.settle(background=False)
     assert made.sink.seen == [(1, 2)]
+
+
+class Loading:
+    """The task after a restart with the counts of 1 to 20 in memory, which it loads in parts, one a step."""
+
+    def __init__(self, start, batch_of, **settings):
+        settings["state_backend"] = "hashmap"
+        first = start(**settings)
+        first.sources[0].script.append(batch_of(*range(1, 21)))
+        first.settle()
+        first.trigger(1)
+        first.settle()
+        self.world = start(first.acks("sink")[-1].snapshot, **settings)
+        self.sink = self.world.subtasks("sink")[0]
+        self.step()
+        assert not self.sink.links[0].capabilities.arriving.complete
+
+    def send(self, *elements):
+        self.world.sources[0].script += elements
+        for _ in range(5):
+            self.world.subtasks("source")[0].step()
+            self.world.transport.pump_all()
+
+    def step(self):
+        self.sink.step()
+
+    @property
+    def seen(self):
+        return self.world.sink.seen
+
+    @property
+    def waiting(self):
+        return self.sink.metrics.read()["numRecordsAwaitingState"]
+
+
+@pytest.fixture(params=[True, False], ids=["unaligned", "aligned"])
+def loading(start, batch_of, request):
+    return Loading(start, batch_of, unaligned_checkpoints=request.param)
+
+
+def test_rows_of_loaded_keys_pass_rows_whose_state_is_not_loaded(loading, batch_of):
+    for _ in range(10):
+        loading.step()
+    loading.send(batch_of(*range(1, 21)))
+    loading.step()
+    there = list(loading.seen)
+    assert 0 < len(there) < 20
+    assert loading.waiting == 20 - len(there)
+    loading.send(batch_of(*range(1, 21)))
+    loading.world.settle()
+    assert {(x, 2) for x in range(1, 21)} | {(x, 3) for x in range(1, 21)} == set(loading.seen)
+    assert len(loading.seen) == 40
+    assert loading.waiting == 0
+
+
+def test_watermarks_and_queries_wait_for_the_rest_of_the_state(loading):
+    loading.send(Watermark(50))
+    loading.step()
+    assert loading.seen == []
+    loading.sink.run_in_mailbox(lambda _, stores: loading.seen.append(stores[0].restore.complete))
+    loading.world.settle()
+    assert loading.seen == [True, ("watermark", 50)]
+
+
+def test_a_checkpoint_needs_no_state_that_is_not_loaded(loading, start, batch_of):
+    aligned = not loading.world.settings.unaligned_checkpoints
+    loading.send(batch_of(*range(1, 21)))
+    loading.world.trigger(2)
+    for _ in range(10):
+        loading.send()
+        loading.step()
+        if ("barrier", 2) in loading.seen:
+            break
+    waiting = loading.waiting
+    assert waiting
+    assert (("barrier", 2) in loading.seen) != aligned, "no row is in flight in an aligned checkpoint"
+    loading.world.settle()
+    snapshot = acked(loading.world, 2)
+    assert len(numbers(snapshot)) == (0 if aligned else waiting)
+    again = start(snapshot, state_backend="hashmap", unaligned_checkpoints=not aligned)
+    again.sources[0].script.append(batch_of(*range(1, 21)))
+    again.settle()
+    assert dict(again.sink.seen) == dict.fromkeys(range(1, 21), 3)
+
+
+def test_a_state_that_is_loaded_at_once_lets_no_row_wait(start, saved):
+    made = start(saved, state_backend="hashmap")
+    made.settle()
+    assert made.subtasks("sink")[0].links[0].capabilities.arriving is None
