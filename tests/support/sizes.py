@@ -21,6 +21,7 @@ TINY = StateLimits(
     whole_file_bytes=0,
     run_bytes=600,
     decoded_bytes=300,
+    restored_at_once_rows=2,
     loaded_rows=1,
     segments_per_tier=3,
     first_rows=8,

@@ -65,8 +65,6 @@ _DECODED_PART = 16
 _MAX_OPEN_VIEWS = 64
 #: Hot rows of a table with a cold file may take one part in this many of its share.
 _FILE_PART = 3
-#: A restore of fewer parts than this is not worth a wait of rows.
-_FEW_PARTS = 4
 
 
 class StateTable(Protocol):
@@ -399,9 +397,10 @@ class KeyedState:
                 for rows in read_visible(reader, tombstones, part):
                     load(conform_table(rows, schema))
 
-        request = self._request
-        parts = sum(rows_of(file.segment) for file in files) // request.limits.loaded_rows
-        if request.in_parts and parts >= _FEW_PARTS and table.loads_in_parts and self.restore is None:
+        request, rows = self._request, sum(rows_of(file.segment) for file in files)
+        large = rows > request.limits.restored_at_once_rows
+        if request.in_parts and large and table.loads_in_parts and self.restore is None:
+            parts = rows // request.limits.loaded_rows
             self.restore = table.source.restore = PartialRestore(request.hash_range, parts, load_part)
         else:
             load_part(request.hash_range)

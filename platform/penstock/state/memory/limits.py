@@ -40,8 +40,10 @@ class StateLimits:
     #: Number of segments in a tier of a log that starts a compaction.
     segments_per_tier: int = 8
 
-    #: Rows that a restore loads between two elements of the input; with a few times as many, no row waits.
-    loaded_rows: int = 65_536
+    #: Restored rows of a table up to which all are loaded before the first element of the input.
+    restored_at_once_rows: int = 262_144
+    #: Rows of larger tables that are loaded between two elements of the input.
+    loaded_rows: int = 16_384
 
     # --- tables in memory -------------------------------------------------------------------------------------------
 

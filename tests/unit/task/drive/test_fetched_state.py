@@ -29,7 +29,7 @@ def start(world, tmp_path):
         made = world(
             settings=JobSettings(checkpoint_root="memory://unit", buffer_timeout_ms=0, **settings),
             state_dir=tmp_path,
-            limits=PRODUCTION.changed(loaded_rows=1, group_rows=2),
+            limits=PRODUCTION.changed(restored_at_once_rows=3, loaded_rows=1, group_rows=2),
         )
         edge = "edge" if settings["unaligned_checkpoints"] else ""
         made._new["running_aggregate"] = deque([RunningAggregateOperator()])
