@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 #: This many rows with their values fill about the second-level cache of a core.
 MOST_ROWS = 4096
-#: Target time of a part of a batch; below this number of rows the overhead dominates.
+#: Target time of a part of a batch. With fewer rows than these the overhead may dominate: now and then more are tried.
 TARGET_MS = 10.0
-LEAST_ROWS = 64
+FIRST_ROWS = 64
 #: Another size is tried when a part takes too long. A smaller part is kept if it takes at most 75 % of the time, a
 #: larger one (by `_MORE`) if it takes less than 50 % of its time in proportion to rows.
 _FEWER_HELP, _MORE_HELP, _MORE = 0.75, 0.5, 4
@@ -41,7 +41,7 @@ class BatchSizer:
         self._rest: Batch | None = None
         self._input_index = 0
         #: Rows of the next part.
-        self.rows = LEAST_ROWS
+        self.rows = FIRST_ROWS
         #: Rows and time of the last part, if the next one has another size for comparison.
         self._trial: tuple[int, float] | None = None
         #: Accepted time of a part until the next trial.
@@ -87,21 +87,26 @@ class BatchSizer:
         if trial is not None and rows != trial[0]:
             before, then = trial
             if measured > then * (_FEWER_HELP if rows < before else _MORE_HELP * rows / before):
-                self._accept(before, then)
+                if rows < before <= FIRST_ROWS:
+                    self._try(before, then, _MORE * before)
+                else:
+                    self._accept(before, then)
                 return
             if before < rows < MOST_ROWS:
                 self._try(rows, measured, _MORE * rows)
                 return
-        if self._parts_until_trial and TARGET_MS < measured <= 2 * self._settled_ms:
+        is_long = measured > (TARGET_MS if rows >= FIRST_ROWS else _FEWER_HELP * TARGET_MS)
+        if is_long and self._parts_until_trial and measured <= 2 * self._settled_ms:
             self._parts_until_trial -= 1
-        elif measured > TARGET_MS:
-            self._try(rows, measured, round(rows * TARGET_MS / measured) if rows > LEAST_ROWS else _MORE * rows)
+        elif is_long:
+            fewer = rows > 1 and measured > TARGET_MS
+            self._try(rows, measured, round(rows * TARGET_MS / measured) if fewer else _MORE * rows)
         elif measured < _FEWER_HELP * TARGET_MS and rows >= self.rows:
             self.rows = MOST_ROWS if measured <= 0 else min(MOST_ROWS, round(rows * TARGET_MS / measured))
 
     def _try(self, rows: int, measured: float, other: int) -> None:
         self._trial = (rows, measured)
-        self.rows = min(MOST_ROWS, max(LEAST_ROWS, other))
+        self.rows = min(MOST_ROWS, max(1, other))
 
     def _accept(self, rows: int, measured: float) -> None:
         self.rows, self._settled_ms, self._parts_until_trial = rows, measured, _PARTS_UNTIL_TRIAL
