@@ -23,7 +23,7 @@ from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDam
 from penstock.core.event_log import EventLog
 from penstock.core.rand import SeededRand
 from penstock.jobmanager.cluster.kept_workers import KeptWorkers
-from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
+from penstock.jobmanager.cluster.slots import SlotPool
 from penstock.jobmanager.deploy.deployment import source_spec
 from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.deploy.job_steps import Step
@@ -80,7 +80,6 @@ class Leader:
         )
         self.log: ManifestLog | None = None
         self._pool = SlotPool(_SLOT_TIMEOUT_MS)
-        self._known_free = 0
         self._kept = KeptWorkers()
         self._kept.recover([run.job_id])
         #: What workers of the leader before it have answered.
@@ -118,6 +117,7 @@ class Leader:
         self.master = JobMaster(run.graph, identity, rand, self.world.clock.now_ms(), run.upgrade)
         self.master.checkpointing.sweeper = Sweeper(self.world.plan.sweep_grace_ms)
         self.master.event_log = Story(lambda kind, text: self.world.scheduler.note(f"{self.owner} {kind}: {text}"))
+        self._pool.attach(run.job_id, self.post, run.graph.name)
         self.ready = True
         self._renew()
         start = ev.Start(self.store.attempts, _RECONCILE_MS)
@@ -178,13 +178,13 @@ class Leader:
             case cmd.DeleteEntries(sequences, files, emptied):
                 self._call("delete", partial(store.delete, sequences, files, emptied), lambda _result, _error: None)
             case cmd.RequestSlots(count, wait):
-                self._tell(self._pool.request(self.run.job_id, count, self.world.clock.now_ms(), wait=wait))
+                self._pool.request(self.run.job_id, count, self.world.clock.now_ms(), wait=wait)
             case cmd.DeclareSlots(count):
                 self._pool.declare(self.run.job_id, count)
             case cmd.RecordChange():
                 self._record_change(command)
             case cmd.ReleaseSlots(slots):
-                self._tell(self._pool.release(self.run.job_id, slots))
+                self._pool.release(self.run.job_id, slots)
             case cmd.RecordAttempt(attempts):
                 recorded = partial(self._recorded, attempts.newest)
                 self._call("record attempt", partial(store.record_attempt, attempts), recorded)
@@ -333,7 +333,7 @@ class Leader:
         session.down.send("registered", lambda: manager.registered(session, names), owner=manager.owner)
         held = {worker.slot: worker.job_id for worker in kept}
         self._where.update((worker.worker_id, manager.name) for worker in kept)
-        self._tell(self._pool.add(manager.name, "sim", manager.slots, held))
+        self._pool.add(manager.name, "sim", manager.slots, held)
         if kept:
             found = tuple((worker.worker_id, Slot(manager.name, worker.slot, "sim")) for worker in kept)
             late = self.master is not None and self.master.step is not Step.RECONCILING
@@ -346,7 +346,6 @@ class Leader:
         if name not in self.sessions or self.master is None:
             return False
         holders = self._pool.drain(name)
-        self._tell_free()
         if not holders and name not in self._where.values():
             return True
         if self.master.may_rescale(self.world.clock.now_ms()):
@@ -426,23 +425,10 @@ class Leader:
 
     def _lost(self, name: str) -> None:
         self.sessions.pop(name)
-        granted = self._pool.remove(name)
-        self._tell_free()
+        self._pool.remove(name)
         self._where = {worker: tm for worker, tm in self._where.items() if tm != name}
         self._killed = {worker: session for worker, session in self._killed.items() if session.manager.name != name}
         self.post(ev.TaskManagerLost(name, "its stream ended"))
-        self._tell(granted)
-
-    def _tell_free(self) -> None:
-        if self._pool.free != self._known_free:
-            self._known_free = self._pool.free
-            self.post(ev.SlotsAvailable(self._known_free))
-
-    def _tell(self, decided: list[Grant | Refuse]) -> None:
-        self._tell_free()
-        for decision in decided:
-            granted = isinstance(decision, Grant)
-            self.post(ev.SlotsGranted(decision.slots) if granted else ev.SlotsRefused(decision.reason))
 
     def _decided(self) -> None:
         self._kept.decided(self.run.job_id)

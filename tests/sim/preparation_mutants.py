@@ -11,7 +11,7 @@ from tests.sim.workload import Phase, SessionsPlan
 from tests.support.sizes import TINY
 
 from penstock.core.snapshot import KeyedStateSnapshot
-from penstock.jobmanager.deploy.held_slots import HeldSlots
+from penstock.jobmanager.cluster.slots import HeldSlots
 from penstock.state import store
 from penstock.state.log.segment_log import LogDelta, log_delta
 from penstock.state.store import KeyedState

@@ -190,7 +190,7 @@ class Dispatcher:
                 return known
             decoded = default_root(decoded, self._parts.ha_store.uri)
             refuse_running(self._jobs.values(), decoded)
-            self._parts.taskmanagers.require_slots(decoded)
+            self._parts.taskmanagers.pool.require(decoded)
             await enumerators.validate(decoded)
             return await self._begin(decoded, options)
 
@@ -580,7 +580,7 @@ class Dispatcher:
     def _summary(self, job: KnownJob) -> JobSummary:
         if job.archive is not None:
             return job.archive.summary
-        waits_for = self._parts.taskmanagers.waiting(job.record.job_id)
+        waits_for = self._parts.taskmanagers.pool.waiting(job.record.job_id)
         summary = job_views.summary_of(job.record, job.graph, job.master, self._parts.clock.now_ms(), waits_for)
         return msgspec.structs.replace(summary, state="SUSPENDED") if job.suspended else summary
 

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.client.sizing import Bounds, ClusterSample, Decision, Sizer, fitted
-from penstock.jobmanager.cluster.slot_pool import SlotPool
+from penstock.jobmanager.cluster.slots import SlotPool
 
 BOUNDS = Bounds(least=1, most=4, slots=2, timeout_ms=60_000)
 

@@ -1,7 +1,7 @@
-"""The registered TaskManagers, their slots and workers, the message relay and the queries to workers; a driver.
+"""The registered TaskManagers, their workers, the message relay and the queries to workers; a driver.
 
-Implements `rpc.stream.SessionHandler`; everything runs on the event loop. `WorkerQueries` is used by
-`observe.live_state` and `observe.profiling`; a query does not involve the job master.
+Implements `rpc.stream.SessionHandler`; everything runs on the event loop. Drivers request slots of its `pool`.
+`WorkerQueries` is used by `observe.live_state` and `observe.profiling`; a query does not involve the job master.
 """
 
 from __future__ import annotations
@@ -15,21 +15,16 @@ from typing import Any
 import msgspec
 
 from penstock.checkpoint.stores import client_modules
-from penstock.config.settings import ClusterSettings, JobSettings, ResourceProfile
+from penstock.config.settings import ClusterSettings, ResourceProfile
 from penstock.config.slot_resources import wanted_of
 from penstock.core.clock import Clock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.graph.job_graph import JobGraph
-from penstock.graph.rescale import least_slots
 from penstock.jobmanager.cluster.kept_workers import KeptWorkers
-from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
+from penstock.jobmanager.cluster.slots import SlotPool
 from penstock.jobmanager.messages.commands import LaunchWorker
 from penstock.jobmanager.messages.events import (
     Event,
-    SlotsAvailable,
-    SlotsAwaited,
-    SlotsGranted,
-    SlotsRefused,
     TaskManagerLost,
     WorkerLost,
     WorkerReported,
@@ -154,14 +149,11 @@ class TaskManagers:
         self._clock = clock
         self._managers: dict[str, _Manager] = {}
         self._jobs: dict[str, Callable[[Event], None]] = {}
-        self._names: dict[str, str] = {}
         #: Requests to TaskManagers themselves, for logs and threads.
         self._open_requests: dict[str, asyncio.Future[msg.LogText | msg.ThreadsText]] = {}
         self._requests = 0
         self._kept = KeptWorkers()
         self.pool = SlotPool(settings.slot_request_timeout_ms, settings.most_slots)
-        #: The number of free slots that the jobs know.
-        self._known_free = 0
         #: Open queries to running subtasks.
         self.queries = WorkerQueries(self.send)
 
@@ -169,8 +161,8 @@ class TaskManagers:
 
     def attach(self, job_id: str, post: Callable[[Event], None], name: str) -> None:
         """Deliver the events of this job's workers and slots to `post`; `name` is for messages about its slots."""
-        self._jobs[job_id], self._names[job_id] = post, name
-        post(SlotsAvailable(self.pool.free))
+        self._jobs[job_id] = post
+        self.pool.attach(job_id, post, name)
 
     def recover(self, job_ids: Iterable[str]) -> None:
         """Keep the workers of earlier leaders for these jobs, until each is `decided`; kill all others."""
@@ -204,42 +196,7 @@ class TaskManagers:
         """Release the slots of an ended job and stop delivering its events."""
         self._kept.decided(job_id)
         self._jobs.pop(job_id, None)
-        self._post_grants(self.pool.release(job_id))
-        self._names.pop(job_id, None)
-
-    def request_slots(self, job_id: str, count: int, settings: JobSettings, *, wait: bool) -> None:
-        """Request slots; answered by SlotsGranted or SlotsRefused; 0 withdraws the request. See `SlotPool.request`."""
-        wanted, priority = wanted_of(settings), settings.slot_priority
-        now_ms = self._clock.now_ms()
-        self._post_grants(self.pool.request(job_id, count, now_ms, wait=wait, wanted=wanted, priority=priority))
-        if self.pool.total and (awaited := self.waiting(job_id)):  # while the cluster starts, none are missing yet
-            self._post(job_id, SlotsAwaited(awaited))
-
-    def declare_slots(self, job_id: str, count: int) -> None:
-        """Set how many slots a job would use; see `SlotPool.declare`."""
-        self.pool.declare(job_id, count)
-
-    def waiting(self, job_id: str) -> str:
-        """Return what a job's request for slots waits for; empty without a request."""
-        return self.pool.waiting(job_id, self._names)
-
-    def require_slots(self, graph: JobGraph) -> None:
-        """Check that the cluster can provide the slots of a job, if its size is known, and one of their resources.
-
-        Raises:
-            UsageError: the job needs more slots than the cluster has, or more resources than a slot has.
-        """
-        needed, most = least_slots(graph), self.settings.most_slots
-        if most and needed > max(most, self.pool.total):
-            text = f"job {graph.name!r} needs {needed} slots, but this cluster has {max(most, self.pool.total)}"
-            raise UsageError(text, hint="lower the parallelism, or start the cluster with more TaskManagers or slots")
-        if why := self.pool.refusal(wanted_of(graph.settings)):
-            msg_text = f"job {graph.name!r} does not fit into any slot: {why}"
-            raise UsageError(msg_text)
-
-    def release_slots(self, job_id: str, slots: tuple[Slot, ...] | None) -> None:
-        """Release some slots of a job, or all and its request."""
-        self._post_grants(self.pool.release(job_id, slots))
+        self.pool.detach(job_id)
 
     def start_worker(self, job_id: str, launch: LaunchWorker, graph: JobGraph) -> None:
         """Start a worker; it is reported lost at once if its TaskManager is gone."""
@@ -309,9 +266,8 @@ class TaskManagers:
         held = {worker.slot.index: worker.job_id for worker in manager.workers.values()}
         # before a grant starts other workers of these jobs
         found = [(job_id, self._kept_of(job_id, name)) for job_id in dict.fromkeys(held.values())]
-        self._post_grants(
-            self.pool.add(name, registration.host, registration.slots, held, _slot_resources(registration))
-        )
+        # before a job that keeps none of them releases their slots
+        self.pool.add(name, registration.host, registration.slots, held, _slot_resources(registration))
         for job_id, kept in found:
             if kept is not None:
                 self._post(job_id, kept)
@@ -379,7 +335,6 @@ class TaskManagers:
         """
         manager = self._manager(taskmanager_id)
         holders = self.pool.drain(taskmanager_id)
-        self._post_free()
         if not holders and not manager.workers:
             self.release(taskmanager_id)
         return holders
@@ -393,7 +348,7 @@ class TaskManagers:
                 manager.session.close()
                 why = "its process is suspended or overloaded, or the network fails"
                 self._lost(name, f"silent for {silent_ms / 1000:.1f} s: {why}{_place(manager.session)}")
-        self._post_grants(self.pool.tick(self._clock.now_ms()))
+        self.pool.tick(self._clock.now_ms())
 
     @property
     def check_interval_ms(self) -> int:
@@ -506,31 +461,14 @@ class TaskManagers:
         if worker.job_id in self._jobs:
             self._post(worker.job_id, lost)
         else:  # its job, which is not recovered yet, will not know of the slot
-            self._post_grants(self.pool.release(worker.job_id, (worker.slot,)))
+            self.pool.release(worker.job_id, (worker.slot,))
 
     def _lost(self, name: str, reason: str) -> None:
         for worker_id in self._managers.pop(name).workers:
             self.queries.lost(worker_id)
-        granted = self.pool.remove(name)
-        self._post_free()  # before jobs decide on how to go on
+        self.pool.remove(name)  # tells jobs of the free slots before they decide on how to go on
         for post in list(self._jobs.values()):
             post(TaskManagerLost(name, reason))
-        self._post_grants(granted)
-
-    def _post_free(self) -> None:
-        """Tell all jobs how many slots are free, if that has changed."""
-        if self.pool.free != self._known_free:
-            self._known_free = self.pool.free
-            for post in list(self._jobs.values()):
-                post(SlotsAvailable(self._known_free))
-
-    def _post_grants(self, decided: list[Grant | Refuse]) -> None:
-        self._post_free()
-        for decision in decided:
-            if isinstance(decision, Grant):
-                self._post(decision.job_id, SlotsGranted(decision.slots))
-            else:
-                self._post(decision.job_id, SlotsRefused(decision.reason))
 
     def _kept_of(self, job_id: str, name: str) -> WorkersKept | None:
         workers = self._managers[name].workers.items()

@@ -22,6 +22,7 @@ from penstock.checkpoint.ha_records import JobRecord, check_leading, write_recor
 from penstock.checkpoint.manifest_log import LogEntry, Manifest, ManifestLog, seal_entry
 from penstock.checkpoint.recovery import Trial, with_trial
 from penstock.checkpoint.store import ObjectStore
+from penstock.config.slot_resources import wanted_of
 from penstock.core import failpoints
 from penstock.core.clock import Clock
 from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError
@@ -232,11 +233,13 @@ class JobDriver:
             case cmd.DeleteEntries():
                 self._thread.submit(self._delete, command)
             case cmd.RequestSlots(count, wait):
-                managers.request_slots(job_id, count, self.graph.settings, wait=wait)
+                wanted, priority = wanted_of(self.graph.settings), self.graph.settings.slot_priority
+                now_ms = self._parts.clock.now_ms()
+                managers.pool.request(job_id, count, now_ms, wait=wait, wanted=wanted, priority=priority)
             case cmd.DeclareSlots(count):
-                managers.declare_slots(job_id, count)
+                managers.pool.declare(job_id, count)
             case cmd.ReleaseSlots(slots):
-                managers.release_slots(job_id, slots)
+                managers.pool.release(job_id, slots)
             case cmd.LaunchWorker(worker_id, slot):
                 self._where[worker_id] = slot.taskmanager_id
                 managers.start_worker(job_id, command, command.version or self.graph)

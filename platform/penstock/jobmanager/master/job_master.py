@@ -43,10 +43,10 @@ from penstock.jobmanager.checkpoints.checkpointing import (
     JobCanFinish,
     JobShouldFail,
 )
+from penstock.jobmanager.cluster.slots import HeldSlots
 from penstock.jobmanager.deploy.adoption import Adoption, Verdict, dismissed
 from penstock.jobmanager.deploy.deployment import START_TIMEOUT_MS, Deployment, Recovered, Worker, send_to_all
 from penstock.jobmanager.deploy.failover import RestartPolicy, lost_peer
-from penstock.jobmanager.deploy.held_slots import HeldSlots
 from penstock.jobmanager.deploy.job_log import (
     JobIdentity,
     completed_text,

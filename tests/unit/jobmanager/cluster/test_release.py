@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from penstock.config.settings import ClusterSettings, JobSettings
+from penstock.config.slot_resources import wanted_of
 from penstock.core.clock import ManualClock
 from penstock.core.errors import NotFoundError, UsageError
 from penstock.graph.job_graph import JobGraph
@@ -63,7 +64,7 @@ def test_it_is_told_to_end_and_its_slots_are_given_to_nobody(managers):
     session = joined(managers, "tm")
     commands = asyncio.run(released(managers, session, "tm"))
     assert isinstance(commands[-1], msg.Shutdown)
-    managers.request_slots("job", 1, JobSettings(), wait=True)
+    managers.pool.request("job", 1, 0)
     assert not any(isinstance(event, SlotsGranted) for event in events)
     assert (managers.pool.total, managers.pool.pending, managers.views()) == (0, 1, ())
 
@@ -72,7 +73,7 @@ def test_a_job_knows_the_number_of_free_slots_before_it_is_told_of_a_loss_or_a_g
     events = []
     managers.attach("job", events.append, "orders")
     session = joined(managers, "tm")
-    managers.request_slots("job", 1, JobSettings(), wait=True)
+    managers.pool.request("job", 1, 0)
     managers.disconnected(session, "the connection broke")
     free = [event.free if isinstance(event, SlotsAvailable) else type(event) for event in events]
     assert free == [0, 2, 1, SlotsGranted, 0, TaskManagerLost]
@@ -91,24 +92,24 @@ def test_a_request_that_waits_is_told_to_its_job_with_the_holders(managers):
     managers.attach("other", lambda _event: None, "totals")
     managers.attach("job", but_free_slots(events), "orders")
     joined(managers, "tm")
-    managers.request_slots("other", 1, JobSettings(), wait=True)
-    managers.request_slots("job", 2, JobSettings(), wait=True)
+    managers.pool.request("other", 1, 0)
+    managers.pool.request("job", 2, 0)
     (event,) = events
     assert isinstance(event, SlotsAwaited)
     assert event.text.startswith("2 slots, 1 of 2 is free (totals holds 1); after ")
-    assert managers.waiting("job") == event.text
+    assert managers.pool.waiting("job") == event.text
 
 
 def test_one_in_use_is_not_released(managers):
     events = []
     managers.attach("job", but_free_slots(events), "orders")
     joined(managers, "tm")
-    managers.request_slots("job", 1, JobSettings(), wait=True)
+    managers.pool.request("job", 1, 0)
     with pytest.raises(UsageError, match="jobs hold 1 slots"):
         managers.release("tm")
     (view,) = managers.views()
     assert (view.free_slots, managers.pool.total) == (1, 2)
-    managers.release_slots("job", None)
+    managers.pool.release("job")
     managers.release("tm")
     assert managers.views() == ()
 
@@ -122,10 +123,10 @@ def test_one_that_is_not_there_is_named(managers):
 def test_slots_that_jobs_wait_for_are_counted(managers):
     for job in ("a", "b"):
         managers.attach(job, lambda _event: None, job)
-    managers.request_slots("a", 3, JobSettings(), wait=True)
-    managers.request_slots("b", 2, JobSettings(), wait=True)
+    managers.pool.request("a", 3, 0)
+    managers.pool.request("b", 2, 0)
     assert managers.pool.pending == 5
-    managers.release_slots("b", None)
+    managers.pool.release("b")
     joined(managers, "tm")
     assert managers.pool.pending == 3
     joined(managers, "another")
@@ -136,13 +137,13 @@ def test_a_job_that_wants_more_memory_than_the_largest_slot_has_is_refused_with_
     def job(size):
         return JobGraph(name="j", vertices=(), edges=(), settings=JobSettings(managed_memory_bytes=size))
 
-    managers.require_slots(job(1 << 40))  # it waits for a TaskManager
+    managers.pool.require(job(1 << 40))  # it waits for a TaskManager
     for name, managed in {"small": 128 << 20, "large": 512 << 20}.items():
         joined(managers, name, memory=msg.MemoryParts(total_bytes=1 << 30, managed_bytes=managed))
-    managers.require_slots(job(None))
-    managers.require_slots(job(256 << 20))
+    managers.pool.require(job(None))
+    managers.pool.require(job(256 << 20))
     with pytest.raises(UsageError) as caught:
-        managers.require_slots(job(257 << 20))
+        managers.pool.require(job(257 << 20))
     text = str(caught.value)
     assert text.startswith(
         "job 'j' does not fit into any slot: the job wants 257 MB of managed memory per slot, but a "
@@ -150,7 +151,7 @@ def test_a_job_that_wants_more_memory_than_the_largest_slot_has_is_refused_with_
     assert "a slot has 256 MB (lower the job's managed_memory, or raise taskmanager.memory" in text
     events = []
     managers.attach("job", events.append, "orders")
-    managers.request_slots("job", 1, JobSettings(managed_memory_bytes=200 << 20), wait=True)
+    managers.pool.request("job", 1, 0, wanted=wanted_of(JobSettings(managed_memory_bytes=200 << 20)))
     (granted,) = (event for event in events if isinstance(event, SlotsGranted))
     assert granted.slots[0].taskmanager_id == "large"
 
@@ -160,7 +161,7 @@ def with_a_worker(managers):
     events = []
     managers.attach("job", but_free_slots(events), "orders")
     session = joined(managers, "tm")
-    managers.request_slots("job", 1, JobSettings(), wait=True)
+    managers.pool.request("job", 1, 0)
     (granted,) = events
     managers.start_worker(
         "job", LaunchWorker("w", granted.slots[0]), JobGraph(name="j", vertices=(), edges=(), settings=JobSettings())
@@ -170,7 +171,7 @@ def with_a_worker(managers):
 
 def test_one_whose_worker_has_not_ended_is_not_released(managers):
     session, _events = with_a_worker(managers)
-    managers.release_slots("job", None)
+    managers.pool.release("job")
     with pytest.raises(UsageError, match="jobs hold 0 slots, 1 workers are running"):
         managers.release("tm")
     managers.received(session, msg.WorkerExited(taskmanager_id="tm", worker_id="w", returncode=0, log_tail=""))
@@ -183,7 +184,7 @@ def test_a_drained_one_ends_when_its_job_and_its_worker_have_left(managers):
     assert managers.drain("tm") == {"job"}
     (view,) = managers.views()
     assert (view.drained, view.free_slots, managers.pool.free) == (True, 0, 0)
-    managers.release_slots("job", None)
+    managers.pool.release("job")
     assert managers.drain("tm") == frozenset()
     assert len(managers.views()) == 1, "its worker runs"
     managers.received(session, msg.WorkerExited(taskmanager_id="tm", worker_id="w", returncode=0, log_tail=""))
@@ -195,7 +196,7 @@ def test_a_drained_one_ends_when_its_job_and_its_worker_have_left(managers):
 
 def test_a_stopped_worker_is_reported_to_its_job_and_holds_its_taskmanager_until_its_exit(managers):
     session, events = with_a_worker(managers)
-    managers.release_slots("job", None)
+    managers.pool.release("job")
     for name in ("w", "of an earlier leader"):
         managers.received(session, msg.WorkerStopped(taskmanager_id="tm", worker_id=name))
     assert events[1:] == [WorkerStopped("w")]
@@ -275,9 +276,22 @@ def test_a_worker_that_a_job_starts_at_a_registration_is_none_of_an_earlier_lead
 
     managers.recover(["job"])
     managers.attach("job", handle, "orders")
-    managers.request_slots("job", 1, JobSettings(), wait=True)
+    managers.pool.request("job", 1, 0)
     joined(managers, "tm", workers=(msg.RegisteredWorker(worker_id="old", job_id="job", slot=0),))
     assert kept == [["old"]]
+
+
+def test_a_job_that_keeps_no_worker_of_a_registering_taskmanager_frees_their_slots(managers):
+    """Its slots are known before the job decides on its workers, else the release of a slot has no effect."""
+
+    def handle(event):
+        if isinstance(event, WorkersKept):
+            managers.pool.release("job", tuple(slot for _worker_id, slot in event.workers))
+
+    managers.recover(["job"])
+    managers.attach("job", handle, "orders")
+    joined(managers, "tm", workers=(msg.RegisteredWorker(worker_id="old", job_id="job", slot=0),))
+    assert managers.pool.free == 2
 
 
 def test_all_taskmanagers_forget_an_ended_job(managers):

@@ -9,8 +9,9 @@ from tests.unit.jobmanager.conftest import World, make_graph
 
 from penstock.checkpoint.memory_store import MemoryStore
 from penstock.graph.job_graph import Forward, KeyGroup
-from penstock.jobmanager.cluster.slot_pool import SlotPool
+from penstock.jobmanager.cluster.slots import SlotPool
 from penstock.jobmanager.deploy.deployment import SplitAssigner
+from penstock.jobmanager.messages.events import SlotsGranted
 from penstock.jobmanager.messages.placement import Slot
 from penstock_lab.bench.jobs.planning import deploy
 
@@ -95,16 +96,19 @@ def test_what_is_sent_at_a_deployment_is_linear_in_the_subtasks(partitioner):
 
 
 def pool_of(managers):
-    pool = SlotPool(1000)
+    pool, told = SlotPool(1000), []
+    for job in ("job", "other"):
+        pool.attach(job, lambda event: told.append(event) if isinstance(event, SlotsGranted) else None, job)
     with Counted() as counted:
         pool.request("job", managers, 0)
         for index in range(managers):
-            granted = pool.add(f"tm-{index}", "host", 1)
-        assert len(granted[0].slots) == managers
-        pool.release("job", granted[0].slots)
+            pool.add(f"tm-{index}", "host", 1)
+        (granted,) = told
+        assert len(granted.slots) == managers
+        pool.release("job", granted.slots)
         assert pool.free == managers
-        (again,) = pool.request("other", managers, 0)
-        assert len(again.slots) == managers
+        pool.request("other", managers, 0)
+        assert len(told[-1].slots) == managers
         pool.release("other")
     return counted
 
