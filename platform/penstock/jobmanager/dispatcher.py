@@ -33,7 +33,6 @@ from penstock.jobmanager.jobs.job_store import JobStore
 from penstock.jobmanager.jobs.known_jobs import (
     KnownJob,
     Operations,
-    RescaleParts,
     RescaleRequests,
     find_job,
     job_of_token,
@@ -113,17 +112,7 @@ class Dispatcher:
         self._submitting = asyncio.Lock()
         self._closing = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.rescales = RescaleRequests(
-            RescaleParts(
-                jobs=self._jobs,
-                operations=self._operations,
-                obtainable_slots=parts.taskmanagers.pool.obtainable,
-                drain=parts.taskmanagers.drain,
-                drained=lambda: parts.taskmanagers.pool.drained,
-                clock=parts.clock,
-                rand=parts.rand,
-            )
-        )
+        self.rescales = RescaleRequests(self._jobs, self._operations, parts.taskmanagers, parts.clock, parts.rand)
         #: Rescales jobs that have the autoscaler on.
         self.autoscaler = Autoscaler(self._jobs, self._operations, self.rescales.slots, self.rescales.begin)
         self.upgrades = UpgradeRequests(

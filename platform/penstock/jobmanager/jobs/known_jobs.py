@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from penstock.checkpoint.ha_records import DamagedRecord, JobRecord, UpgradeRefusal
-from penstock.config.settings import JobSettings, ResourceProfile
+from penstock.config.settings import JobSettings
 from penstock.config.slot_resources import wanted_of
 from penstock.core.clock import Clock
 from penstock.core.errors import JobIdentityError, NotFoundError, NotStartedError, PenstockError, UsageError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, required_slots
 from penstock.graph.rescale import RescaleTo
+from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.jobs.job_archive import JobArchive
 from penstock.jobmanager.jobs.job_driver import JobDriver
@@ -305,27 +306,23 @@ class Operations:
         return self.status(request_id)
 
 
-@dataclass(frozen=True, slots=True)
-class RescaleParts:
-    """The parts of the dispatcher that `RescaleRequests` uses."""
-
-    jobs: Mapping[str, KnownJob]
-    operations: Operations
-    obtainable_slots: Callable[[ResourceProfile], int]
-    #: See `TaskManagers.drain`.
-    drain: Callable[[str], frozenset[str]]
-    #: All drained TaskManagers.
-    drained: Callable[[], tuple[str, ...]]
-    clock: Clock
-    rand: Rand
-
-
 class RescaleRequests:
     """The requests for another parallelism or for other slots, of all jobs; `job` is an id or a name."""
 
-    def __init__(self, parts: RescaleParts) -> None:
+    def __init__(
+        self,
+        jobs: Mapping[str, KnownJob],
+        operations: Operations,
+        taskmanagers: TaskManagers,
+        clock: Clock,
+        rand: Rand,
+    ) -> None:
         """Nothing is requested yet."""
-        self._parts = parts
+        self._jobs = jobs
+        self._operations = operations
+        self._taskmanagers = taskmanagers
+        self._clock = clock
+        self._rand = rand
 
     async def request(self, job: str, to: RescaleTo) -> str:
         """Continue with another parallelism from a checkpoint; return a request id (the token, if one is given).
@@ -333,20 +330,20 @@ class RescaleRequests:
         Raises:
             UsageError: the job is not running or cannot have that parallelism. Any other error fails the request.
         """
-        return self.begin(find_job(self._parts.jobs, job), to)
+        return self.begin(find_job(self._jobs, job), to)
 
     def begin(self, found: KnownJob, to: RescaleTo) -> str:
         """Do the same for a job that is known."""
-        parts, request_id = self._parts, to.token or self._parts.rand.token()
-        if parts.operations.is_known(found, request_id, "rescale", found.record.rescale_token):
+        request_id = to.token or self._rand.token()
+        if self._operations.is_known(found, request_id, "rescale", found.record.rescale_token):
             return request_id
         try:
             graph = to.applied(found.graph, self.slots(found))
         except UsageError as error:
             if found.master is not None:
-                found.master.event_log.add(parts.clock.now_ms(), "rescale", f"refused: {error}")
+                found.master.event_log.add(self._clock.now_ms(), "rescale", f"refused: {error}")
             raise
-        parts.operations.post(found, request_id, RescaleRequested(request_id, parts.rand.token(16), graph))
+        self._operations.post(found, request_id, RescaleRequested(request_id, self._rand.token(16), graph))
         return request_id
 
     def drain(self, taskmanager_id: str) -> None:
@@ -358,16 +355,15 @@ class RescaleRequests:
         Raises:
             NotFoundError: no such TaskManager.
         """
-        parts = self._parts
-        holders = parts.drain(taskmanager_id)
-        for job_id in sorted(holders & parts.jobs.keys()):
-            found = parts.jobs[job_id]
-            if found.master is not None and found.master.may_rescale(parts.clock.now_ms()):
-                request_id = parts.rand.token()
-                moved = RescaleRequested(request_id, parts.rand.token(16), found.graph, parts.drained())
-                parts.operations.post(found, request_id, moved)
+        holders = self._taskmanagers.drain(taskmanager_id)
+        for job_id in sorted(holders & self._jobs.keys()):
+            found = self._jobs[job_id]
+            if found.master is not None and found.master.may_rescale(self._clock.now_ms()):
+                request_id, drained = self._rand.token(), self._taskmanagers.pool.drained
+                moved = RescaleRequested(request_id, self._rand.token(16), found.graph, drained)
+                self._operations.post(found, request_id, moved)
 
     def slots(self, job: KnownJob) -> int:
         """Return the slots that a job holds or could get."""
         held = 0 if job.record.ended else required_slots(job.graph)
-        return held + self._parts.obtainable_slots(wanted_of(job.graph.settings))
+        return held + self._taskmanagers.pool.obtainable(wanted_of(job.graph.settings))
