@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
-from penstock.checkpoint.manifest_log import LogEntry, Manifest
+from penstock.checkpoint.manifest_log import LogEntry, Manifest, seal_entry
 from penstock.checkpoint.recovery import check_source, live_entries, plan_recovery
 from penstock.core.elements import BarrierKind
 from penstock.core.errors import StateMismatchError
@@ -129,13 +128,27 @@ def end_entry(
 ) -> Manifest:
     """Return the end entry of a job; `uncommitted` holds uncommitted output and the sequence that last named it."""
     pending, as_of = uncommitted
-    entry = _entry(graph, identity, "end", now_ms)
-    return msgspec.structs.replace(entry, pending=pending, pending_as_of=as_of, runs=(identity.run_id,), note=state)
+    return Manifest(
+        kind="end",
+        sequence=0,
+        job_id=identity.job_id,
+        job_name=graph.name,
+        run_id=identity.run_id,
+        generation=identity.generation,
+        nonce="",
+        created_ms=now_ms,
+        graph_fingerprint=graph.fingerprint,
+        pending=pending,
+        pending_as_of=as_of,
+        runs=(identity.run_id,),
+        note=state,
+    )
 
 
 def release_entry(graph: JobGraph, identity: JobIdentity, base: int, now_ms: int) -> Manifest:
     """Return the entry that ends the trial of an upgrade from checkpoint `base`: the new version is accepted."""
-    return msgspec.structs.replace(_entry(graph, identity, "seal", now_ms), upgrade_of=base, note="released")
+    seal = seal_entry(graph, identity.job_id, identity.run_id, identity.generation, now_ms, "released")
+    return msgspec.structs.replace(seal, upgrade_of=base)
 
 
 def completed_text(tag: str) -> str:
@@ -171,18 +184,3 @@ def events_of_earlier_leaders(entries: Sequence[LogEntry], generation: int) -> t
                 kind, text = "checkpoint", completed_text(f"{manifest.barrier}:{manifest.checkpoint_id}")
         found.append(Entry(manifest.created_ms, kind, text, manifest.generation, manifest.job_id))
     return tuple(found)
-
-
-def _entry(graph: JobGraph, identity: JobIdentity, kind: Literal["end", "seal"], now_ms: int) -> Manifest:
-    """Return an entry with only the job's identity."""
-    return Manifest(
-        kind=kind,
-        sequence=0,
-        job_id=identity.job_id,
-        job_name=graph.name,
-        run_id=identity.run_id,
-        generation=identity.generation,
-        nonce="",
-        created_ms=now_ms,
-        graph_fingerprint=graph.fingerprint,
-    )
