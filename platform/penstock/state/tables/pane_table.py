@@ -220,30 +220,24 @@ class PaneTable:
                 yield Fired([k.filter(mask) for k in piece.keys], piece.hashes[chosen], piece.cells[chosen])
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
-        """Return the rows of one key in its first `most` panes; see `state.store.StateTable`.
+        """Return the live rows of one key in its first `most` panes; see `state.store.StateTable`.
 
         Rows in memory override cold ones.
         """
-        memory, cold = self._hot.memory, self.cold
-        found: dict[int, I64] = {}
-        slots = self._hot.index.find(keys, hashes)
-        for pane in memory.panes if len(slots) else ():
+        view, slots, in_memory = self._state.find(keys, hashes)
+        panes, memory, heap = np.array(self.panes(), np.int64), self._hot.memory, ValueHeap()
+        owners, cells = np.repeat(slots, len(panes)), np.zeros((len(panes), self.spec.width), np.int64)
+        for place, pane in enumerate(panes.tolist()) if in_memory else ():
             cell = int(memory.find(slots, pane)[0])
-            if cell >= 0 and memory.cells[cell, 0]:
-                found[pane] = memory.cells[cell].copy()
-        lookup_index, heap = KeyIndex(self.spec.key_schema), ValueHeap()
-        lookup_index.upsert(keys, hashes)
-        for pane in [] if cold is None else cold.panes:
-            if cold is not None and pane not in found:
-                row, key = np.zeros((1, self.spec.width), np.int64), (np.zeros(1, np.int32), np.array([pane], np.int64))
-                cold.fetch(lookup_index.view(), key, (row, np.zeros(1, np.int64)), heap)
-                found[pane] = row[0]
-        panes = sorted(pane for pane, words in found.items() if words[0] > 1)[:most]
-        if not panes:
-            return self.spec.segment_schema.empty_table()
-        cells = np.stack([found[pane] for pane in panes])
-        rows = PaneCells(np.zeros(len(panes), np.int32), np.array(panes, np.int64), cells)
-        return rows_to_table(self.spec, lookup_index.view(), rows)
+            if cell >= 0:
+                cells[place] = memory.cells[cell]
+        if self.cold is not None and len(missing := np.flatnonzero(cells[:, 0] == 0)):
+            self.cold.fetch(view, (owners[missing], panes[missing]), (cells, missing), heap)
+        live, deadline = cells[:, 0] > 1, self.source.deadline
+        if deadline is not None:
+            live &= cells[:, -1] > deadline
+        found = np.flatnonzero(live)[:most]
+        return rows_to_table(self.spec, view, PaneCells(owners[found], panes[found], cells[found]))
 
     def counts(self) -> KeyCounts:
         """Return the number of panes of every key in memory."""

@@ -8,17 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.kernels.aggregates import merge
 from penstock.kernels.aggregates import running_kernels as running
 from penstock.state.cells.pane_memory import overflow, run_input
-from penstock.state.log.segment_columns import LAST_ACCESS
 from penstock.state.tables.pane_table import PaneTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
 
     from penstock.kernels.compiler.compile import I32, I64, U8
     from penstock.kernels.keys.key_columns import KeyColumns
@@ -91,11 +90,6 @@ class RunningTable(PaneTable):
             self._stamp(cell[kept.view(np.bool_)])
         self._settle()
         return kept
-
-    def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
-        """Return the row of one key, if it has not expired; see `state.store.StateTable`."""
-        found, deadline = super().look_up(keys, hashes, most), self.source.deadline
-        return found if deadline is None else found.filter(pc.field(LAST_ACCESS) > deadline)
 
     def _freeze_dirty(self) -> FrozenSegment | None:
         segment = super()._freeze_dirty()
