@@ -276,7 +276,7 @@ def test_fetched_files_that_are_large_together_stay_apart(tmp_path):
         run = Run.of(np.zeros(100, np.int32), np.arange(100) + number * 100, [pa.array(["x" * 50] * 100)])
         runs.append(join_runs.written(run, ONE, run_files, run_files.new_group()))
         if inputs := join_runs.to_merge(runs, 2, 64 << 10):
-            merge = Merge.of(inputs, run_files, lambda: -1, 1)
+            merge = Merge(inputs, run_files, lambda: -1, 1)
             while merge.write_next():
                 pass
             runs = merge.replace_inputs(runs, -1)

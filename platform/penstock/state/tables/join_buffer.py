@@ -162,14 +162,7 @@ class JoinBuffer:
         if len(parts) == 1 and parts[0][0].keys is None:
             run, rows = parts[0]
             return run if len(rows) == len(run.times) else run.taken(rows)
-        return join_runs.joined([self._here(run, rows) for run, rows in parts]) if parts else None
-
-    def _here(self, run: Run, rows: I64) -> tuple[I32, I64, list[pa.Array]]:
-        """Return some rows of a run, with slots of the index."""
-        slots, chosen = run.slots[rows], pa.array(rows)
-        if run.keys is not None:
-            slots = join_runs.slots_of(run.keys, slots, self._state.upsert)
-        return slots, run.times[rows], [value.take(chosen) for value in run.values]
+        return join_runs.joined([run.rows(rows, self._state.upsert) for run, rows in parts]) if parts else None
 
     def file_bytes(self, low: int, high: int) -> int:
         """Return the approximate bytes in files of the rows of a span of time."""
@@ -318,7 +311,7 @@ class JoinBuffer:
             self._unmerged = bool(inputs)
             if inputs:
                 files = join_runs.parts_of_time(inputs, piece, run_files.limits)
-                self._merging = Merge.of(inputs, run_files, lambda: self._cleaned, files)
+                self._merging = Merge(inputs, run_files, lambda: self._cleaned, files)
         if self._merging is not None and not self._merging.write_next():
             self._runs = self._merging.replace_inputs(self._runs, self._cleaned)
             self._merging = None

@@ -13,7 +13,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -282,6 +282,17 @@ class Run:
         made.stop = self.stop
         return made
 
+    def rows(self, at: I64, upsert: Callable[[KeyColumns, I64], I32]) -> tuple[I32, I64, list[pa.Array]]:
+        """Return (slots, times, values) of the rows at these positions.
+
+        Keys of a file get slots by `upsert`, which finds or creates them in an index.
+        """
+        slots, chosen = self.slots[at], pa.array(at)
+        if self.keys is not None:
+            distinct, places = np.unique(slots, return_inverse=True)
+            slots = upsert(columns_of(self.keys, distinct), self.keys.hashes[distinct])[places]
+        return slots, self.times[at], [value.take(chosen) for value in self.values]
+
     def ranges(self, slots: I32, lows: I64, highs: I64) -> tuple[I64, I64]:
         """Return the first position and the number of rows of each requested slot in its span (inclusive)."""
         ranges = np.empty(len(slots), np.int64), np.empty(len(slots), np.int64)
@@ -331,13 +342,6 @@ def spans(low: int, high: int, parts: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + width - 1, high)
 
 
-def slots_of(keys: RunKeys, numbers: I32, upsert: Callable[[KeyColumns, I64], I32]) -> I32:
-    """Return the slots of a file's rows in an index; `upsert` finds or creates those of keys."""
-    distinct, places = np.unique(numbers, return_inverse=True)
-    found: I32 = upsert(columns_of(keys, distinct), keys.hashes[distinct])[places]
-    return found
-
-
 def to_merge(runs: list[Run], fan: int, most_bytes: int = 1 << 62) -> list[Run]:
     """Return the runs of neighbouring groups to merge, none much larger than the newer ones together.
 
@@ -362,36 +366,32 @@ def to_merge(runs: list[Run], fan: int, most_bytes: int = 1 << 62) -> list[Run]:
     return []
 
 
-@dataclass(slots=True)
 class Merge:
-    """A merge of files into one group."""
+    """A merge of runs in files into one group of files."""
 
-    inputs: list[Run]
-    made: Iterator[Run | None]
-    done: list[Run] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, inputs: list[Run], run_files: RunFiles, cleaned: Callable[[], int], files: int) -> Merge:
-        """Prepare to merge runs in files into one group of `files` files."""
-        return cls(inputs, _merged(inputs, run_files, cleaned, files))
+    def __init__(self, inputs: list[Run], run_files: RunFiles, cleaned: Callable[[], int], files: int) -> None:
+        """Prepare to write `files` files, without rows up to the time that `cleaned` returns then."""
+        self._inputs = inputs
+        self._made = _merged(inputs, run_files, cleaned, files)
+        self._done: list[Run] = []
 
     def write_next(self) -> bool:
         """Write one more file; return whether more may follow."""
-        for run in self.made:
+        for run in self._made:
             if run is not None:
                 run.release()
-                self.done.append(run)
+                self._done.append(run)
             return True
         return False
 
     def replace_inputs(self, runs: list[Run], cleaned: int) -> list[Run]:
         """Return runs with the merged files in place of their inputs, which a freeze may have saved since."""
-        old = {id(run) for run in self.inputs}
-        for run in self.done:
-            run.stop = max(run.stop for run in self.inputs)
+        old = {id(run) for run in self._inputs}
+        for run in self._done:
+            run.stop = max(run.stop for run in self._inputs)
         place = next((at for at, run in enumerate(runs) if id(run) in old), 0)
         kept = [run for run in runs if id(run) not in old]
-        return [*kept[:place], *(run for run in self.done if run.high > cleaned), *kept[place:]]
+        return [*kept[:place], *(run for run in self._done if run.high > cleaned), *kept[place:]]
 
 
 def _merged(runs: list[Run], run_files: RunFiles, cleaned: Callable[[], int], files: int) -> Iterator[Run | None]:
@@ -399,17 +399,16 @@ def _merged(runs: list[Run], run_files: RunFiles, cleaned: Callable[[], int], fi
 
     For one key and time, rows of earlier runs come first.
     """
-    every, group = [(run, run.keys) for run in runs if run.keys is not None], run_files.new_group()
+    schema, group = next(run.keys.schema for run in runs if run.keys is not None), run_files.new_group()
     low, high = max(min(run.low for run in runs), cleaned() + 1), max(run.high for run in runs)
     for first, last in spans(low, high, files):
-        index, parts = KeyIndex(every[0][1].schema), []
-        for run, keys in every:
+        index, parts = KeyIndex(schema), []
+        for run in runs:
             if run.low > last or run.high < first:
                 continue
             rows = np.flatnonzero((run.times >= max(first, cleaned() + 1)) & (run.times <= last))
             if len(rows):
-                slots, chosen = slots_of(keys, run.slots[rows], index.upsert), pa.array(rows)
-                parts.append((slots, run.times[rows], [value.take(chosen) for value in run.values]))
+                parts.append(run.rows(rows, index.upsert))
         for run in runs:
             run.release()
         yield written(joined(parts), index.view(), run_files, group) if parts else None

@@ -85,7 +85,7 @@ class RemoteSide:
             local = self.local[region]
             local.append(join_runs.written(run, index.view(), run_files, run_files.new_group()))
             if inputs := join_runs.to_merge(local, 2, run_files.limits.merged_run_bytes):
-                merge = Merge.of(inputs, run_files, lambda: self._cleaned, 1)
+                merge = Merge(inputs, run_files, lambda: self._cleaned, 1)
                 while merge.write_next():
                     pass
                 self.local[region] = merge.replace_inputs(local, self._cleaned)
