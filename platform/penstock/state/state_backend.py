@@ -14,7 +14,7 @@ from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.tiers.cold_panes import ColdFileStore, LocalPaneStore, SortedColdStore
 from penstock.state.tiers.cold_records import SpillStore
 from penstock.state.tiers.join_runs import RunFiles
-from penstock.state.tiers.remote_log import Gather, Reader, one_by_one
+from penstock.state.tiers.remote_log import Gather, RemoteLog, one_by_one
 from penstock.state.tiers.remote_panes import ColdPaneStore, RemotePanes
 from penstock.state.tiers.remote_runs import RemoteRuns
 from penstock.state.tiers.rocksdb import RocksStore, SortedStore, require
@@ -84,7 +84,7 @@ class StateBackend:
         rows: ColdPaneStore
         if backend == "remote":
             local = self._local_rows(source, self._request.limits.regions)
-            rows = RemotePanes(source, self._reader, local, self._local_bytes)
+            rows = RemotePanes(source, self._open_log, local, self._local_bytes)
             self.remote.append(rows.fetcher)
         else:
             rows = self._local_rows(source, regions=1)
@@ -104,7 +104,7 @@ class StateBackend:
         spill_store = SpillStore(lambda: self.open_store("rows"), self._request.limits)
         self._opened.append(spill_store)
         if backend == "remote":
-            self.remote.append(spill_store.fetch_with(self._reader, self._request.hash_range, self._local_bytes))
+            self.remote.append(spill_store.fetch_with(self._open_log, self._request.hash_range, self._local_bytes))
         return spill_store
 
     def runs(self) -> tuple[RunFiles | None, RemoteRuns | None]:
@@ -117,7 +117,7 @@ class StateBackend:
         if request.settings.state_backend != "remote":
             return run_files, None
         folder, limits = request.directory, request.limits
-        fetches = RemoteRuns(folder, request.hash_range, self._reader, self._local_bytes, limits)
+        fetches = RemoteRuns(folder, request.hash_range, self._open_log, self._local_bytes, limits)
         self._opened.append(fetches)
         self.remote.append(fetches.fetcher)
         return run_files, fetches
@@ -129,9 +129,8 @@ class StateBackend:
         self._opened = []
         self.remote = []
 
-    @property
-    def _reader(self) -> Reader:
-        return Reader(self._request.read, self._request.gather)
+    def _open_log(self, source: FrozenSource[Any]) -> RemoteLog:
+        return RemoteLog(source, self._request.read, self._request.gather)
 
     @property
     def _local_bytes(self) -> int:

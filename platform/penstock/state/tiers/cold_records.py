@@ -25,7 +25,6 @@ from penstock.state.log.row_spec import RowSpec
 from penstock.state.log.segment_columns import keyed_batch
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.tiers.range_fetcher import RangeFetcher
-from penstock.state.tiers.remote_log import RemoteLog
 from penstock.state.tiers.rocksdb import RECORD_BYTES, LocalBytes
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.state.cells.accumulators import PaneTableSpec
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.frozen import FrozenSource
-    from penstock.state.tiers.remote_log import Reader
+    from penstock.state.tiers.remote_log import OpenLog, RemoteLog
     from penstock.state.tiers.rocksdb import SortedStore
 
 #: A record of a key from its parts, and back; parts of states that were added later are missing.
@@ -169,16 +168,17 @@ class SpillStore:
         #: Whether a record was ever stored.
         self._used = False
         self._swept = bound(self._prefix)
-        #: Reads and fetches remote keys, whose local records may be dropped; None: all keys are local.
-        self.reader: Reader | None = None
+        #: Opens the logs of remote states, and fetches their keys, whose local records may be dropped; None: all keys
+        #: are local.
+        self.open_log: OpenLog | None = None
         self.fetcher: RangeFetcher[PackedKeys] | None = None
         self._local: LocalBytes | None = None
         self._remote: list[_RemoteRows] = []
         self._key_schema = pa.schema([])
 
-    def fetch_with(self, reader: Reader, owned: HashRange, limit_bytes: int) -> RangeFetcher[PackedKeys]:
+    def fetch_with(self, open_log: OpenLog, owned: HashRange, limit_bytes: int) -> RangeFetcher[PackedKeys]:
         """Let keys be remote, before the first state is added; about `limit_bytes` may be taken on the local disk."""
-        self.reader, self._local = reader, LocalBytes(owned, self.limits.regions)
+        self.open_log, self._local = open_log, LocalBytes(owned, self.limits.regions)
         regions, rows = self._local.regions, self.limits.prefetched_rows
         self.fetcher = RangeFetcher(self, regions, limit_bytes, self.limits, rows)
         return self.fetcher
@@ -207,8 +207,8 @@ class SpillStore:
         a record's rows from those of a segment, unless they are the same.
         """
         self.packers.append(RowPacker(types, len(self.packers)))
-        if self.fetcher is not None and self.reader is not None and source is not None:
-            log, spec = RemoteLog(source, self.reader), source.spec
+        if self.fetcher is not None and self.open_log is not None and source is not None:
+            log, spec = self.open_log(source), source.spec
             index = isinstance(spec, RowSpec) and [field.type for field in spec.entries] == [pa.int64()]  # of a list
             self._remote.append(_RemoteRows(log, columns or partial(_record_columns, source), index))
             self.fetcher.logs.append(log)

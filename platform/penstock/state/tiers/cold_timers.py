@@ -23,7 +23,6 @@ from penstock.core.keygroup import HashRange
 from penstock.state.keys.key_index import KeyIndex, columns_of
 from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys, second_numbers
 from penstock.state.log.segment_columns import NAMESPACE, keyed_batch
-from penstock.state.tiers.remote_log import RemoteLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -85,7 +84,7 @@ class ColdTimers:
         self.local_least: int | None = None
         #: Upper bound of the number of local timers.
         self._count = 0
-        self._log = None if source is None or spill_store.reader is None else RemoteLog(source, spill_store.reader)
+        self._log = None if source is None or spill_store.open_log is None else spill_store.open_log(source)
         #: All timers before this time are local; None: all timers are.
         self._reached = MIN_TIMESTAMP if self._log is not None and self._log.rows else None
         #: Lower bound of the times of remote timers; None: not known yet.

@@ -7,7 +7,6 @@ the tiers of keys, timers, panes and join rows in the owner's thread; `base` in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -31,28 +30,22 @@ if TYPE_CHECKING:
 #: Runs functions, in parallel if it can, and returns their results in order.
 Gather: TypeAlias = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 
-
 _EVER = (MIN_TIMESTAMP, MAX_TIMESTAMP)
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """The functions that read files: `read` as for `SegmentFile`, and `gather` for parallel reads."""
-
-    read: Callable[[FileRef], bytes]
-    gather: Gather
 
 
 class RemoteLog:
     """The durable segments of one state's log, opened on demand."""
 
-    def __init__(self, source: FrozenSource[StateSpec], reader: Reader) -> None:
-        """Prepare without opening segments; the state's rows are fetched, not restored."""
+    def __init__(self, source: FrozenSource[StateSpec], read: Callable[[FileRef], bytes], gather: Gather) -> None:
+        """Prepare without opening segments; the state's rows are fetched, not restored.
+
+        `read` is as for `SegmentFile`.
+        """
         source.remote = True
         #: The log of the state, with its segments that are not durable.
         self.source = source
         self.limits = source.limits
-        self._reader = reader
+        self._read_file, self._gather = read, gather
         self._files: dict[tuple[str, int, int], SegmentFile] = {}
 
     @property
@@ -70,9 +63,7 @@ class RemoteLog:
         segments = [entry.segment for entry in self.source.log.entries if entry.segment is not None]
         keys = [_key(segment) for segment in segments]
         missing = [i for i, key in enumerate(keys) if key not in self._files]
-        opened = self._reader.gather(
-            [partial(SegmentFile, segments[i], self._reader.read, self.limits) for i in missing]
-        )
+        opened = self._gather([partial(SegmentFile, segments[i], self._read_file, self.limits) for i in missing])
         new = {keys[i]: file for i, file in zip(missing, opened, strict=True)}
         self._files = {key: new.get(key) or self._files[key] for key in keys}
         return [self._files[key] for key in keys]
@@ -152,7 +143,7 @@ class RemoteLog:
                 work.append(partial(_decoded, file, run, clips, tombstones))
                 owner.append(number)
         tables: list[list[pa.Table]] = [[] for _ in files]
-        for number, found in zip(owner, self._reader.gather(work), strict=True):
+        for number, found in zip(owner, self._gather(work), strict=True):
             tables[number] += found
         return tables
 
@@ -200,3 +191,7 @@ def _decoded(
 def _key(segment: Segment) -> tuple[str, int, int]:
     file = segment.file
     return (file.path or file.checksum, file.offset, segment.clip_low)
+
+
+#: Returns the log of a state, whose rows are fetched from now on.
+OpenLog: TypeAlias = Callable[["FrozenSource[Any]"], RemoteLog]

@@ -16,7 +16,6 @@ from penstock.state.cells.pane_memory import HotPanes, PaneCells, table_to_rows
 from penstock.state.log.segment_columns import NAMESPACE
 from penstock.state.tiers.cold_panes import LocalPaneStore
 from penstock.state.tiers.range_fetcher import RangeFetcher
-from penstock.state.tiers.remote_log import RemoteLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.segment_file import SegmentFile
     from penstock.state.tiers.cold_panes import ColdFileStore
-    from penstock.state.tiers.remote_log import Reader
+    from penstock.state.tiers.remote_log import OpenLog
 
 
 def _read_namespaces(file: SegmentFile) -> set[int]:
@@ -53,12 +52,12 @@ class RemotePanes:
     _evicted: Callable[[Sequence[HashRange]], Iterable[pa.Table]]
 
     def __init__(
-        self, source: FrozenSource[PaneTableSpec], reader: Reader, local: LocalPaneStore, limit_bytes: int
+        self, source: FrozenSource[PaneTableSpec], open_log: OpenLog, local: LocalPaneStore, limit_bytes: int
     ) -> None:
         """Read the footers of the restored segments; about `limit_bytes` may be taken on the local disk."""
         self._source, self._spec, self._local = source, source.spec, local
         self._limits = source.limits
-        self._log = RemoteLog(source, reader)
+        self._log = open_log(source)
         restored = self._log.rows > 0
         self.fetcher: RangeFetcher[HotPanes] = RangeFetcher(
             self, local.regions, limit_bytes, source.limits, source.limits.fetched_rows

@@ -25,7 +25,6 @@ from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.tiers import join_runs
 from penstock.state.tiers.join_runs import Merge, Run, RunFiles
 from penstock.state.tiers.range_fetcher import RangeFetcher
-from penstock.state.tiers.remote_log import RemoteLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.segment_file import SegmentFile
-    from penstock.state.tiers.remote_log import Reader
+    from penstock.state.tiers.remote_log import OpenLog, RemoteLog
 
 #: A new file of a region takes one part in this many of the bytes written before.
 _LARGER = 2
@@ -108,14 +107,14 @@ class RemoteRuns:
     """The rows of both sides that belong to the log, fetched together (`range_fetcher.RemoteTable`)."""
 
     def __init__(
-        self, folder: Path, owned: HashRange, reader: Reader, limit_bytes: int, limits: StateLimits = PRODUCTION
+        self, folder: Path, owned: HashRange, open_log: OpenLog, limit_bytes: int, limits: StateLimits = PRODUCTION
     ) -> None:
         """Start without sides; about `limit_bytes` may be taken on the local disk."""
         self._limits = limits
         self.regions = owned.split(limits.regions)
         self._folder = folder
         self.run_files_by_region = [self._new_run_files() for _ in self.regions]
-        self._reader = reader
+        self._open_log = open_log
         #: The bytes on the local disk; the rows that do not belong to the log should take at most half of them.
         self.limit_bytes = limit_bytes
         self._sides: list[RemoteSide] = []
@@ -125,7 +124,7 @@ class RemoteRuns:
 
     def follow(self, source: FrozenSource[RowSpec]) -> RemoteSide:
         """Add a side; both are added before the first key is used."""
-        side = RemoteSide(RemoteLog(source, self._reader), source.spec, self)
+        side = RemoteSide(self._open_log(source), source.spec, self)
         self._sides.append(side)
         self.fetcher.logs.append(side.log)
         return side
