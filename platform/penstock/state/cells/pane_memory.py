@@ -203,6 +203,13 @@ class PaneMemory:
         pages = np.where(known, self._page_table[row, np.where(known, blocks, 0)], -1).astype(np.int64)
         return np.where(pages < 0, -1, (pages << kernels.PAGE_BITS) + (slots & (kernels.PAGE_ROWS - 1)))
 
+    def rows_of(self, slots: I32) -> Iterator[tuple[int, I64, I64]]:
+        """Yield the panes, newest first, with the positions of the slots that have a row there, and their cells."""
+        for pane in reversed(self.panes):
+            cell = self.find(slots, pane)
+            there = np.flatnonzero((cell >= 0) & (self.cells[cell, 0] > 1))
+            yield pane, there, self.cells[cell[there]]
+
     def drop(self, panes: list[int]) -> None:
         """Drop panes; their pages become free immediately, or after they were copied for a freeze."""
         for pane in panes:

@@ -157,10 +157,7 @@ class SessionTable(PaneTable):
         given: list[I64] = [np.empty((0, self.spec.width), np.int64)]
         targets: list[I64] = [np.empty(0, np.int64)]
         count = 0
-        for pane in reversed(memory.panes):  # newest first: its cell may contain older panes
-            cell = memory.find(slots, pane)
-            there = np.flatnonzero((cell >= 0) & (memory.cells[cell, 0] > 1))
-            cells = memory.cells[cell[there]]
+        for _, there, cells in memory.rows_of(slots):  # newest first: its cell may contain older panes
             alone = (numbers[there] < 0) | (cells[:, rule.last_word] + gap < lows[there])
             fresh = there[alone]
             numbers[fresh] = count + np.arange(len(fresh))
@@ -209,12 +206,9 @@ class SessionTable(PaneTable):
         """Return a mask of the rows that are in, or at most a gap from, an open session of their key."""
         rule, slots = self.rule, self._state.upsert(keys, hashes).copy()
         found = np.zeros(len(slots), np.bool_)
-        cells = self._hot.memory.cells
-        for pane in self._hot.memory.panes:
-            cell = self._hot.memory.find(slots, pane)
-            there = (cell >= 0) & (cells[cell, 0] > 1)
-            first, last = cells[cell, rule.first_word], cells[cell, rule.last_word]
-            found |= there & (times >= first - rule.gap) & (times <= last + rule.gap)
+        for _, there, cells in self._hot.memory.rows_of(slots):
+            first, last = cells[:, rule.first_word], cells[:, rule.last_word]
+            found[there] |= (times[there] >= first - rule.gap) & (times[there] <= last + rule.gap)
         return found
 
     # --- keys -------------------------------------------------------------------------------------------------------
@@ -309,12 +303,10 @@ class SessionTable(PaneTable):
 
     def parts_at(self, slots: I32) -> list[bytes]:
         """Return the sessions of slots as parts of their keys' records; each key with any gets a timer."""
-        memory, owners, found = self._hot.memory, [np.empty(0, np.int64)], []
-        for pane in memory.panes:
-            cell = memory.find(slots, pane)
-            there = np.flatnonzero((cell >= 0) & (memory.cells[cell, 0] > 1))
+        owners, found = [np.empty(0, np.int64)], []
+        for pane, there, cells in self._hot.memory.rows_of(slots):
             owners.append(there)
-            found.append(PaneCells(slots[there], np.full(len(there), pane), memory.cells[cell[there]]))
+            found.append(PaneCells(slots[there], np.full(len(there), pane), cells))
         numbers = np.concatenate(owners)
         order = np.argsort(numbers, kind="stable")
         rows, numbers = merged_cells(found, self.spec.width).chosen(order), numbers[order]
