@@ -5,10 +5,12 @@ import math
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.depth import examples
 
+from penstock.core.errors import PenstockError
 from penstock.kernels.aggregates.pane_assignment import TIME_LIMIT
 from penstock.kernels.keys.hashing import hash_columns, split_integers
 from penstock.kernels.keys.key_columns import FixedColumn, key_columns
@@ -77,9 +79,8 @@ def test_one_pass_adds_what_row_by_row_gives(batch, kinds, nullable, skipped, ch
         inputs += [AccumulatorInput(None, bitmap, skipped)] * len(counts)
         given_rows = (np.array([s for s, _ in piece], np.int32), np.array([t for _, t in piece], np.int64))
         window = np.array([length, offset, close_before, TIME_LIMIT - 1], np.int64)
-        done = memory.accumulate(given_rows, window, inputs, 9001)
-        late, out_of_range = late + done.late, out_of_range + done.out_of_range
-        assert done.overflowed == 0
+        more_late, more_out_of_range = memory.accumulate(given_rows, window, inputs, 9001)
+        late, out_of_range = late + more_late, out_of_range + more_out_of_range
         for i, (slot, t) in enumerate(piece):
             if abs(t) >= TIME_LIMIT or t < close_before:
                 continue
@@ -109,7 +110,8 @@ def test_one_pass_sees_a_sum_that_does_not_fit():
     rows = np.zeros(2, np.int32), np.zeros(2, np.int64)
     inputs = [AccumulatorInput(np.full(2, 1 << 62, np.int64), NONE)]
     window = np.array([10, 0, -100, TIME_LIMIT - 1], np.int64)
-    assert memory.accumulate(rows, window, inputs, 1).overflowed == 1
+    with pytest.raises(PenstockError, match="does not fit 64 bits"):
+        memory.accumulate(rows, window, inputs, 1)
 
 
 @examples(60)
@@ -133,8 +135,8 @@ def test_whole_blocks_add_what_short_batches_add(length, keys, spread, late_rows
         late = 0
         for at in range(0, size, 512):
             rows = slots[at : at + 512], times[at : at + 512]
-            late += short.accumulate(rows, window, [AccumulatorInput(values[at : at + 512], NONE)], keys).late
-        assert (done.late, done.out_of_range) == (late, 0)
+            late += short.accumulate(rows, window, [AccumulatorInput(values[at : at + 512], NONE)], keys)[0]
+        assert done == (late, 0)
         if number == 3:
             for memory in (blocks, short):
                 memory.freeze(1, None)

@@ -7,7 +7,7 @@ by pane tables, freezes, restores and remote state. Owned by one thread.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -71,15 +71,6 @@ class FrozenCells:
     copied: list[PaneCells] = field(default_factory=list)
     #: Bytes of the copies.
     memory_bytes: int = 0
-
-
-class RowCounts(NamedTuple):
-    """The rows that were not added, and the sums that overflowed."""
-
-    late: int
-    #: Rows with an impossible event time.
-    out_of_range: int
-    overflowed: int
 
 
 class PaneMemory:
@@ -153,8 +144,14 @@ class PaneMemory:
 
     def accumulate(
         self, rows: tuple[I32, I64], window: I64, inputs: Sequence[AccumulatorInput | None], slot_count: int
-    ) -> RowCounts:
-        """Add rows (slots, event times) in one pass; no page may be frozen. `window`: see the kernel."""
+    ) -> tuple[int, int]:
+        """Add rows (slots, event times) in one pass; no page may be frozen. `window`: see the kernel.
+
+        Return the numbers of rows that were not added: late ones, and those with an impossible event time.
+
+        Raises:
+            PenstockError: an integer sum overflows.
+        """
         self._fit_slots(slot_count)
         work = (self.spec.initial, self.spec.row_inputs(inputs))  # addresses: `inputs` must outlive the calls
         state = np.array([0, 0, self._free_count, 0, 0, kernels.DONE, 0], np.int64)
@@ -163,7 +160,9 @@ class PaneMemory:
             cells = (self.cells, self.float_cells)
             one_pass.accumulate(rows, window, tables, cells, work, state)
             if not self._added(state):
-                return RowCounts(int(state[1]), int(state[3]), int(state[6]))
+                if state[6]:
+                    raise overflow("a sum of a window")
+                return int(state[1]), int(state[3])
 
     def put(self, slots: I32, panes: I64, cells: I64, slot_count: int) -> None:
         """Overwrite cells with whole rows, in order; pages count as changed only where a row's dirty bit is set."""

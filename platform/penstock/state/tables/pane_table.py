@@ -169,11 +169,9 @@ class PaneTable:
         """
         index = self._hot.index
         slots = index.slots_of(keys, len(times))
-        counts = self._hot.memory.accumulate((slots, times), window, inputs, index.count)
-        if counts.overflowed:
-            raise overflow("a sum of a window")
+        left_out = self._hot.memory.accumulate((slots, times), window, inputs, index.count)
         self._settle()
-        return counts.late, counts.out_of_range
+        return left_out
 
     def panes(self) -> list[int]:
         """Return the starts of all panes with rows, ascending."""
