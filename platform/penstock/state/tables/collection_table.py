@@ -434,14 +434,14 @@ class CollectionTable:
         self._log.mark_used(used)
 
     def renumber(self, numbers: I32) -> None:
-        """Renumber slots: slot s becomes `numbers[s]`; numbers of unused slots are negative."""
+        """Renumber slots: slot s becomes `numbers[s]`, in the same order; numbers of unused slots are negative."""
         self._fit_slots()
-        old = np.flatnonzero(numbers >= 0)
-        new, size = numbers[old], max(self._limits.first_slots, 2 * len(old))
-        self._held = _moved(self._held, old, new, size, None)
-        self._lengths, self._is_object = (_moved(array, old, new, size) for array in (self._lengths, self._is_object))
+        kept = np.flatnonzero(numbers >= 0)
+        size = max(self._limits.first_slots, 2 * len(kept))
+        self._held = with_room(self._held[kept], size, None)
+        self._lengths, self._is_object = (with_room(array[kept], size) for array in (self._lengths, self._is_object))
         if self.lists:
-            self._ends = _moved(self._ends, old, new, size)
+            self._ends = with_room(self._ends[kept], size)
         if self.stamps is not None:
             self.stamps.renumber(numbers)
         self._log.renumber(numbers)
@@ -457,12 +457,6 @@ class CollectionTable:
         """Measure the strings again, without those that were replaced."""
         self._text = sum(self._codec.measured(container) for container in compress(self._held, self._is_object))
         self._measure_at = 2 * self._text + self._limits.measured_bytes
-
-
-def _moved(array: np.ndarray, old: np.ndarray, new: np.ndarray, size: int, fill: Any = 0) -> np.ndarray:
-    moved = np.full(size, fill, array.dtype)
-    moved[new] = array[old]
-    return moved
 
 
 def _bytes_of(parts: Sequence[bytes | None]) -> int:
