@@ -173,7 +173,7 @@ class ColdTimers:
         if not names:
             self._look(until)
             return None
-        columns, hashes, times = decode_keys(self._key_schema, [name[_PREFIX:] for name in names])
+        times = second_numbers(names)
         stop, reached, more = len(names), until, False
         if stop > limit:
             reached = int(times[-1]) - 1
@@ -188,9 +188,8 @@ class ColdTimers:
         self._count = max(0, self._count - stop)
         if len(names) <= limit:
             self._look(until)
-        if stop < len(names):
-            columns, hashes, times = decode_keys(self._key_schema, [name[_PREFIX:] for name in names[:stop]])
-        return DueTimers(columns, hashes, times, reached, more)
+        columns, hashes, due = decode_keys(self._key_schema, [name[_PREFIX:] for name in names[:stop]])
+        return DueTimers(columns, hashes, due, reached, more)
 
     def _delete_taken(self) -> None:
         if self._taken:
