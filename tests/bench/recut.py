@@ -26,7 +26,7 @@ from penstock.kernels.keys.hashing import hash_columns
 from penstock.snapshots.access.opening import Snapshot, open_snapshot
 from penstock.snapshots.rewrite.repartition import repartition
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.log.segment_file import AscendingReader, SegmentFile
+from penstock.state.log.segment_file import SegmentFile
 from penstock.state.log.segments import SegmentWriter, read_visible
 
 SPEC = PaneTableSpec(pa.schema([pa.field("user_id", pa.int64())]), (AccumulatorSpec("sum_amount", "int64", "sum"),))
@@ -83,7 +83,7 @@ def restored(store, subtasks):
             for state in part.keyed:
                 clipped = clip_keyed(state, own)
                 if clipped is not None:
-                    files = [AscendingReader(SegmentFile(segment, read)) for segment in clipped.segments]
+                    files = [SegmentFile(segment, read) for segment in clipped.segments]
                     found["rows"] += sum(t.num_rows for file in files for t in read_visible(file, (), own))
         times.append(time.process_time() - began)
     return {**found, "cpu_s": round(sum(times), 2), "longest_s": round(max(times), 2)}

@@ -25,7 +25,7 @@ from penstock.state.log.arrival import PartialRestore
 from penstock.state.log.frozen import CompactionJob, FrozenSource, FrozenTable
 from penstock.state.log.row_spec import SESSION_TIMERS, TIMERS, RowSpec
 from penstock.state.log.segment_columns import DELETED, StateSpec
-from penstock.state.log.segment_file import AscendingReader, SegmentFile
+from penstock.state.log.segment_file import SegmentFile
 from penstock.state.log.segment_log import LogDelta, LogView, SegmentLog, log_delta, rows_of
 from penstock.state.log.segments import clip_of, merge_segments, read_visible, slices_of_keys
 from penstock.state.log.ttl import TtlClock
@@ -372,7 +372,7 @@ class KeyedState:
             return
         if migration is None and not isinstance(table, CollectionTable):
             for file in files:
-                for rows in read_visible(AscendingReader(file), tombstones, within):
+                for rows in read_visible(file, tombstones, within):
                     table.load(conform_table(rows, schema))
             return
         assert isinstance(table, CollectionTable | ValueTable)  # noqa: S101 - no other state has a migration
@@ -390,11 +390,11 @@ class KeyedState:
         """Load the segments of a table of panes, or begin to load them in parts."""
         table.expect(table.source.log.keys)
         loads = list(_pane_loads(table, files))
-        readers, schema = [AscendingReader(file) for file in files], table.source.spec.segment_schema
+        schema = table.source.spec.segment_schema
 
         def load_part(part: HashRange) -> None:
-            for reader, load in zip(readers, loads, strict=True):
-                for rows in read_visible(reader, tombstones, part):
+            for file, load in zip(files, loads, strict=True):
+                for rows in read_visible(file, tombstones, part):
                     load(conform_table(rows, schema))
 
         request, rows = self._request, sum(rows_of(file.segment) for file in files)

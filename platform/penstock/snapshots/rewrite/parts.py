@@ -37,7 +37,7 @@ from penstock.snapshots.rewrite.split_points import (
 )
 from penstock.snapshots.rewrite.writing import StateRows, bootstrap_manifest
 from penstock.state.log.segment_columns import KEY_HASH
-from penstock.state.log.segment_file import AscendingReader, SegmentFile, rows_within
+from penstock.state.log.segment_file import SegmentFile, rows_within
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ class _Runs:
         self._store = LocalStore(str(folder))
         self._spool = SavepointWriter(self._store, self._store)
         self._all = plan.empty(HashRange(plan.hashes[0].low, plan.hashes[-1].high))
-        self._files: list[AscendingReader] = []
+        self._files: list[SegmentFile] = []
         self._last: pa.Table | None = None
         self._bytes = 0
         self._span: HashRange | None = None
@@ -287,8 +287,7 @@ class _Runs:
         """Add rows sorted by hash, at least one."""
         if self._last is not None:
             spooled = self._spool.rows(self._all, iter([self._last]))
-            files = (SegmentFile(s, lambda ref: read_file(self._store, ref)) for s in spooled.segments)
-            self._files += [AscendingReader(file) for file in files]
+            self._files += [SegmentFile(s, lambda ref: read_file(self._store, ref)) for s in spooled.segments]
         self._last = table
         self._bytes += table.nbytes
         hashes = table.column(KEY_HASH)
@@ -342,7 +341,7 @@ def _require_disjoint_keys(plan: WritePlan, state: KeyedStateSnapshot) -> None:
     hint = _TOGETHER if plan.rows.is_list else _ONCE
     for shared in shared_ranges(_range(segment) for segment in state.segments):
         near = [segment for segment in state.segments if _range(segment).intersect(shared)]
-        files = [AscendingReader(SegmentFile(segment, lambda ref: read_file(store, ref))) for segment in near]
+        files = [SegmentFile(segment, lambda ref: read_file(store, ref)) for segment in near]
         held = msgspec.structs.replace(state, segments=tuple(near))
         for piece in ranges_by_size(loads_of([held]), shared, plan.limits.compared_bytes):
             found = [table for file in files for table in file.tables(piece)]

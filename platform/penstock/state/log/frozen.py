@@ -207,8 +207,7 @@ class FrozenSegment:
         if spilled is not None and about is not None:
             if self._opened is None:
                 self._opened = _opened(about, mapped(spilled), self._source.limits)
-            for wanted in ranges:
-                yield from self._opened.tables(wanted)
+            yield from self._opened.tables_of(self._opened.within_any(ranges), ranges)
 
     def named(self, file: FileRef, writer: str) -> Segment:
         """Return the manifest entry of the segment, and release the rows."""

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from penstock.core.errors import SnapshotDamagedError
 from penstock.core.evolution import field_id
-from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
+from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN, HashRange
 from penstock.core.range_file import RangeFile
 from penstock.core.snapshot import FileRef
 from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE
@@ -53,13 +53,9 @@ class RowGroup:
     high: int
     rows: int
 
-    def is_inside(self, wanted: HashRange) -> bool:
-        """Return whether all of its hashes are wanted."""
-        return self.low in wanted and self.high in wanted
-
 
 class SegmentFile:
-    """An open segment."""
+    """An open segment; several threads may read it, except by `tables`."""
 
     def __init__(
         self,
@@ -84,6 +80,8 @@ class SegmentFile:
         self._read = read
         #: The file, if all of it is in memory.
         self._opened: pq.ParquetFile | None = None
+        #: The last row group of `tables` with its rows, if some of them are after the range.
+        self._kept: tuple[list[RowGroup], pa.Table] | None = None
         file = segment.file
         if file.inline is not None or file.length < limits.whole_file_bytes or not segment.footer_length:
             data = pa.py_buffer(read(file))  # in memory or mapped: not copied
@@ -105,6 +103,11 @@ class SegmentFile:
         if self._hashes is None:
             return near
         return [g for g in near if has_hash_in(self._hashes, max(g.low, wanted.low), min(g.high, wanted.high))]
+
+    def within_any(self, ranges: Sequence[HashRange]) -> list[RowGroup]:
+        """Return the row groups that may have rows in one of the ranges, in file order."""
+        numbers = {group.number for wanted in ranges for group in self.within(wanted)}
+        return [self.groups[number] for number in sorted(numbers)]
 
     def namespaces_of(self, group: RowGroup) -> tuple[int, int]:
         """Return the lowest and highest namespace of a row group, or of the file if the footer has no statistics."""
@@ -129,31 +132,38 @@ class SegmentFile:
     def tables(self, wanted: HashRange) -> Iterator[pa.Table]:
         """Yield the rows whose hash is in the range, a few row groups at a time; other groups are not read.
 
+        A row group that two ranges in ascending order share is decoded once.
+
         Raises:
             SnapshotDamagedError: the file is missing or damaged.
         """
-        for group, table in self.decoded(self.within(wanted), wanted):
-            part = self.rows_in(group, table, wanted)
+        near, kept = self.within(wanted), self._kept
+        self._kept = None
+        first = [kept] if kept is not None and near[:1] == kept[0] else []
+        for groups, table in chain(first, self._decoded(near[len(first) :], wanted)):
+            if groups[-1].high > wanted.high:
+                self._kept = (groups, table)
+            part = table if _are_inside(groups, wanted) else rows_within(table, wanted)
+            if self._hashes is not None:
+                part = part.filter(pa.array(np.isin(part.column(KEY_HASH).to_numpy(), self._hashes)))
             if part.num_rows:
                 yield part
 
-    def decoded(self, groups: Sequence[RowGroup], wanted: HashRange) -> Iterator[tuple[RowGroup, pa.Table]]:
-        """Yield row groups with all of their rows, sorted by hash; neighbours inside `wanted` as one.
+    def tables_of(self, groups: Sequence[RowGroup], ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
+        """Yield the rows of row groups whose hash is in one of the ranges, which are ascending; raises as `tables`."""
+        for _, table in self._decoded(groups, ALL_HASHES):
+            chosen = inside(table.column(KEY_HASH).to_numpy(), ranges)
+            yield table if chosen.all() else table.filter(pa.array(chosen))
 
-        Raises:
-            SnapshotDamagedError: the file is missing or damaged.
+    def _decoded(self, groups: Sequence[RowGroup], wanted: HashRange) -> Iterator[tuple[list[RowGroup], pa.Table]]:
+        """Yield row groups with all of their rows, sorted by hash; neighbours inside `wanted` together.
+
+        Raises as `tables`.
         """
         for run in runs_of(groups, self.limits.run_bytes):
-            file = self._file_with(run, self.fetch(run))
+            file = self._file_with(run, self._fetch(run))
             for part in _parts_of(run, wanted, self.limits.decoded_bytes // (_WORD * self._metadata.num_columns)):
-                yield _joined(part), self._rows_of(file, part)
-
-    def rows_in(self, group: RowGroup, table: pa.Table, wanted: HashRange) -> pa.Table:
-        """Return the rows of a decoded row group whose hash is wanted."""
-        part = table if group.is_inside(wanted) else rows_within(table, wanted)
-        if self._hashes is None:
-            return part
-        return part.filter(pa.array(np.isin(part.column(KEY_HASH).to_numpy(), self._hashes)))
+                yield part, self._rows_of(file, part)
 
     def estimated(self, wanted: HashRange) -> tuple[int, int]:
         """Return about how many rows are in a range, and the bytes of their encoded columns without compression.
@@ -167,7 +177,7 @@ class SegmentFile:
             size += self._metadata.row_group(group.number).total_byte_size * part
         return int(rows), int(size)
 
-    def fetch(self, run: Sequence[RowGroup]) -> bytes:
+    def _fetch(self, run: Sequence[RowGroup]) -> bytes:
         """Return the verified bytes of neighbouring row groups; empty if the file is in memory."""
         if self._opened is not None:
             return b""
@@ -200,12 +210,6 @@ class SegmentFile:
             corrected[group.offset - start : group.offset - start + group.length] = again
         return bytes(corrected)
 
-    def decode(self, run: Sequence[RowGroup], data: bytes) -> Iterator[pa.Table]:
-        """Yield the rows of row groups from the bytes that `fetch` returned for them."""
-        file = self._file_with(run, data)
-        for group in run:
-            yield self._rows_of(file, [group])
-
     def _file_with(self, run: Sequence[RowGroup], data: bytes) -> pq.ParquetFile:
         """Return a file of which the bytes of these row groups can be read."""
         if self._opened is not None:
@@ -237,28 +241,6 @@ class SegmentFile:
             low, high = (stats.min, stats.max) if known else (HASH_MIN, HASH_MAX)
             groups.append(RowGroup(number, 0, 0, 0, low, high, about.num_rows))
         return groups
-
-
-class AscendingReader:
-    """Reads a segment range by range, in ascending order. Decodes a row group once that several ranges share."""
-
-    def __init__(self, file: SegmentFile) -> None:
-        """Read nothing yet."""
-        self.file = file
-        #: The last row group, if it has rows after the last range.
-        self._kept: tuple[RowGroup, pa.Table] | None = None
-
-    def tables(self, wanted: HashRange) -> Iterator[pa.Table]:
-        """Yield the rows of the next range; see `SegmentFile.tables`."""
-        near, kept = self.file.within(wanted), self._kept
-        self._kept = None
-        first = [kept] if kept is not None and near and near[0].number == kept[0].number else []
-        for group, table in chain(first, self.file.decoded(near[len(first) :], wanted)):
-            if group.high > wanted.high:
-                self._kept = (group, table)
-            part = self.file.rows_in(group, table, wanted)
-            if part.num_rows:
-                yield part
 
 
 def groups_of(segment: Segment, read: Callable[[FileRef], bytes]) -> list[RowGroup]:
@@ -327,7 +309,7 @@ def _parts_of(run: Sequence[RowGroup], wanted: HashRange, most_rows: int) -> Ite
     """
     part: list[RowGroup] = []
     for group in run:
-        inside = group.is_inside(wanted)
+        inside = _are_inside([group], wanted)
         joins = part and inside and part[-1].high <= group.low
         if part and not (joins and sum(g.rows for g in part) + group.rows <= most_rows):
             yield part
@@ -340,13 +322,9 @@ def _parts_of(run: Sequence[RowGroup], wanted: HashRange, most_rows: int) -> Ite
         yield part
 
 
-def _joined(groups: Sequence[RowGroup]) -> RowGroup:
-    """Return neighbouring row groups as one, with the number of the last one."""
-    if len(groups) == 1:
-        return groups[0]
-    first, last, rows = groups[0], groups[-1], sum(group.rows for group in groups)
-    length = last.offset + last.length - first.offset
-    return RowGroup(last.number, first.offset, length, 0, first.low, last.high, rows)
+def _are_inside(groups: Sequence[RowGroup], wanted: HashRange) -> bool:
+    """Return whether all hashes of neighbouring row groups are wanted."""
+    return groups[0].low in wanted and groups[-1].high in wanted
 
 
 def _part(data: bytes, start: int) -> Callable[[int, int], bytes]:

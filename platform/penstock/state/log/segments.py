@@ -30,7 +30,7 @@ from penstock.kernels.keys.key_columns import key_column, key_columns
 from penstock.kernels.rows.row_order import hash_order, sort_hashes
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.segment_columns import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, LAST_ACCESS, NAMESPACE, ROW, SEQ
-from penstock.state.log.segment_file import GROUPS, NAMESPACES, AscendingReader, SegmentFile, has_hash_in
+from penstock.state.log.segment_file import GROUPS, NAMESPACES, SegmentFile, has_hash_in
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
@@ -301,17 +301,16 @@ def clip_of(segment: Segment, within: HashRange) -> HashRange | None:
     return HashRange(segment.clip_low, segment.clip_high).intersect(within)
 
 
-def read_visible(reader: AscendingReader, tombstones: Sequence[Tombstone], within: HashRange) -> Iterator[pa.Table]:
-    """Yield the segment's rows in its clip and the next range that no tombstone hides, by row group.
+def read_visible(file: SegmentFile, tombstones: Sequence[Tombstone], within: HashRange) -> Iterator[pa.Table]:
+    """Yield the segment's rows in its clip and a range that no tombstone hides, by row group.
 
     Deletions are included.
     """
-    segment = reader.file.segment
-    clip = clip_of(segment, within)
+    clip = clip_of(file.segment, within)
     if clip is None:
         return
-    for table in reader.tables(clip):
-        shown = without_hidden(table, segment.position, tombstones)
+    for table in file.tables(clip):
+        shown = without_hidden(table, file.segment.position, tombstones)
         if shown.num_rows:
             yield shown
 
@@ -348,12 +347,12 @@ def merge_segments(
     span = _span([file.segment for file in ordered], within)
     if span is None:
         return
-    limits, readers = ordered[0].limits, [AscendingReader(file) for file in ordered]
+    limits = ordered[0].limits
     clips = [clip_of(file.segment, span) for file in ordered]
     sizes = [file.estimated(clip) for file, clip in zip(ordered, clips, strict=True) if clip is not None]
     rows, size = map(sum, zip(*sizes, strict=True))
     for piece in span.split(max(-(-rows // limits.merged_rows), -(-size // limits.merged_bytes))):
-        tables = [table for reader in readers for table in read_visible(reader, tombstones, piece)]
+        tables = [table for file in ordered for table in read_visible(file, tombstones, piece)]
         for part in _merge_batches(tables, limits.merged_bytes):
             every = conformed(part, schema)
             merged = newest_rows(

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
-from penstock.state.log.segment_columns import KEY_HASH, LAST_ACCESS
-from penstock.state.log.segment_file import RowGroup, SegmentFile, inside, runs_of
+from penstock.state.log.segment_columns import LAST_ACCESS
+from penstock.state.log.segment_file import RowGroup, SegmentFile, runs_of
 from penstock.state.log.segment_log import covered
 from penstock.state.log.segments import clip_of, conformed, newest_rows, without_hidden
 
@@ -168,24 +168,19 @@ def one_by_one(work: Sequence[Callable[[], Any]]) -> list[Any]:
 
 def _groups_within(file: SegmentFile, clips: Sequence[HashRange], times: tuple[int, int]) -> list[RowGroup]:
     """Return the row groups of a file that may have rows in some hash ranges and between two times."""
-    numbers = sorted({group.number for clip in clips for group in file.within(clip)})
-    if times != _EVER:
-        low, high = file.spans[2:4]
-        near = (low <= times[1]) & (high >= times[0])
-        numbers = [number for number in numbers if near[number]]
-    return [file.groups[number] for number in numbers]
+    groups = file.within_any(clips)
+    if times == _EVER:
+        return groups
+    low, high = file.spans[2:4]
+    near = (low <= times[1]) & (high >= times[0])
+    return [group for group in groups if near[group.number]]
 
 
 def _decoded(
     file: SegmentFile, run: list[RowGroup], clips: list[HashRange], tombstones: Sequence[Tombstone]
 ) -> list[pa.Table]:
     """Fetch neighbouring row groups and return their visible rows in the hash ranges."""
-    tables = []
-    for table in file.decode(run, file.fetch(run)):
-        chosen = inside(table.column(KEY_HASH).to_numpy(), clips)
-        part = table if chosen.all() else table.filter(pa.array(chosen))
-        tables.append(without_hidden(part, file.segment.position, tombstones))
-    return tables
+    return [without_hidden(table, file.segment.position, tombstones) for table in file.tables_of(run, clips)]
 
 
 def _key(segment: Segment) -> tuple[str, int, int]:
