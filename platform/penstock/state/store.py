@@ -26,7 +26,7 @@ from penstock.state.log.frozen import CompactionJob, FrozenSource, FrozenTable
 from penstock.state.log.row_spec import SESSION_TIMERS, TIMERS, RowSpec
 from penstock.state.log.segment_columns import DELETED, StateSpec
 from penstock.state.log.segment_file import SegmentFile
-from penstock.state.log.segment_log import LogDelta, LogView, SegmentLog, log_delta, rows_of
+from penstock.state.log.segment_log import LogDelta, LogView, SegmentLog, log_delta, rows_in_clip
 from penstock.state.log.segments import clip_of, merge_segments, read_visible, slices_of_keys
 from penstock.state.log.ttl import TtlClock
 from penstock.state.memory.budget import EvictionPolicy
@@ -228,7 +228,7 @@ class KeyedState:
                 table.hide_loaded(delta.hidden_to)
             log.restore(*_segments_of(self._saved(name)))
             added = set(delta.segments)
-            segments = [e.segment for e in log.entries if e.segment is not None and e.segment in added]
+            segments = [segment for segment in log.durable if segment in added]
             if name == _SESSION_TIMERS:
                 continue
             self._restore(table, segments, log.tombstones, None)
@@ -347,8 +347,7 @@ class KeyedState:
             msg = f"state {name!r} of {request.uid} has a migration function, which has to read all values"
             raise StateMismatchError(msg, hint="restore once with state_backend='rocksdb', then return to 'remote'")
         if not table.source.remote and name != _SESSION_TIMERS:  # otherwise its rows are fetched on demand
-            segments = [e.segment for e in saved.entries if e.segment is not None]
-            self._restore(table, segments, saved.tombstones, migration)
+            self._restore(table, saved.durable, saved.tombstones, migration)
         return table
 
     def _restore(
@@ -397,7 +396,7 @@ class KeyedState:
                 for rows in read_visible(file, tombstones, part):
                     load(conform_table(rows, schema))
 
-        request, rows = self._request, sum(rows_of(file.segment) for file in files)
+        request, rows = self._request, sum(rows_in_clip(file.segment) for file in files)
         large = rows > request.limits.restored_at_once_rows
         if request.in_parts and large and table.loads_in_parts and self.restore is None:
             parts = rows // request.limits.loaded_rows
@@ -410,7 +409,7 @@ def _pane_loads(table: PaneTable, files: Sequence[SegmentFile]) -> Iterator[Call
     """Yield the function that loads each segment, oldest first: into the cold file only below rows in memory."""
     direct = True
     for file in files:
-        load = table.loader(rows_of(file.segment)) if direct else table.load
+        load = table.loader(rows_in_clip(file.segment)) if direct else table.load
         direct = load != table.load
         yield load
 

@@ -9,7 +9,6 @@ hold the earlier one load. Called by `penstock.state.store` in the owner's threa
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from penstock.core.elements import MIN_TIMESTAMP
@@ -83,22 +82,20 @@ class SegmentLog:
         self._committed = self._last
 
     @property
+    def durable(self) -> list[Segment]:
+        """The durable segments, oldest first."""
+        return [entry.segment for entry in self.entries if entry.segment is not None]
+
+    @property
     def rows(self) -> int:
         """The approximate rows of all durable segments; a clipped one counts in part."""
-        return sum(rows_of(e.segment) for e in self.entries if e.segment is not None)
+        return sum(map(rows_in_clip, self.durable))
 
     @property
     def keys(self) -> int:
         """At least so many keys have rows, about: the rows of the longest sorted run of segments of one namespace."""
-        longest = rows = 0
-        last: Segment | None = None
-        for segment in (e.segment for e in self.entries if e.segment is not None):
-            if last is None or segment.hash_min <= last.hash_max:
-                rows = 0
-            if segment.namespace_min == segment.namespace_max:
-                rows += rows_of(segment)
-            longest, last = max(longest, rows), segment
-        return longest
+        runs = ([s for s in run if s.namespace_min == s.namespace_max] for run in sorted_runs(self.durable))
+        return max((sum(map(rows_in_clip, run)) for run in runs), default=0)
 
     def next_position(self) -> int:
         """Reserve and return the next position."""
@@ -143,33 +140,19 @@ class SegmentLog:
         """
         if self._compacting:
             return None
-        ready = [e.segment for e in self.entries if e.segment is not None and e.position <= self._committed]
+        ready = [segment for segment in self.durable if segment.position <= self._committed]
         if len(ready) < self.limits.segments_per_tier:
             return None
         for tier in range(TIERS):
             places = [i for i, s in enumerate(ready) if min(s.tier, LAST_TIER) == tier]
-            if self._sorted_runs(ready, places) >= self.limits.segments_per_tier:
+            runs = sorted_runs([ready[place] for place in places], self.limits.sorted_run_bytes)
+            if len(runs) >= self.limits.segments_per_tier:
                 stop = places[-1] + 1
                 while stop < len(ready) and ready[stop].position == ready[stop - 1].position:
                     stop += 1  # two writers before a rescale: the merged position must not tie with one of its rows
                 self._compacting = True
                 return tuple(ready[places[0] : stop]), min(tier + 1, LAST_TIER)
         return None
-
-    def _sorted_runs(self, ready: list[Segment], places: list[int]) -> int:
-        """Return how many sorted runs these segments are: a read looks into one segment of each for a key.
-
-        Adjacent files of ascending hash ranges, such as those of a savepoint, are one run. Small files count singly, so
-        that their number stays bounded.
-        """
-        return len(places) - sum(
-            after == place + 1 and self._continues(ready[place], ready[after]) for place, after in pairwise(places)
-        )
-
-    def _continues(self, segment: Segment, following: Segment) -> bool:
-        """Return whether the second of two adjacent segments continues the sorted run of the first."""
-        large = min(segment.file.length, following.file.length) >= self.limits.sorted_run_bytes
-        return large and segment.hash_max < following.hash_min
 
     def compacted(self, inputs: tuple[Segment, ...], merged: Segment | None) -> None:
         """Replace the run by the merged segment, which is durable; None: the compaction was abandoned."""
@@ -213,9 +196,30 @@ class SegmentLog:
         )
 
 
-def rows_of(segment: Segment) -> int:
+def sorted_runs(segments: Iterable[Segment], least_bytes: int = 0) -> list[list[Segment]]:
+    """Return adjacent segments in runs of ascending hash ranges: a read looks into one segment of a run for a key.
+
+    The files of a savepoint are one run. Files smaller than `least_bytes` are each a run.
+    """
+    runs: list[list[Segment]] = []
+    for segment in segments:
+        last = runs[-1][-1] if runs else None
+        large = last is not None and min(last.file.length, segment.file.length) >= least_bytes
+        if last is not None and large and last.hash_max < segment.hash_min:
+            runs[-1].append(segment)
+        else:
+            runs.append([segment])
+    return runs
+
+
+def _hashes_in_clip(segment: Segment) -> tuple[int, int]:
+    """Return the lowest and highest hash of the rows in a segment's clip; without such rows low is above high."""
+    return max(segment.hash_min, segment.clip_low), min(segment.hash_max, segment.clip_high)
+
+
+def rows_in_clip(segment: Segment) -> int:
     """Return about how many rows of a segment are in its clip."""
-    low, high = max(segment.hash_min, segment.clip_low), min(segment.hash_max, segment.clip_high)
+    low, high = _hashes_in_clip(segment)
     if low > high:
         return 0
     return -(-segment.rows * (high - low + 1) // (segment.hash_max - segment.hash_min + 1))
@@ -223,10 +227,11 @@ def rows_of(segment: Segment) -> int:
 
 def hides_some(stone: Tombstone, segment: Segment) -> bool:
     """Return whether a tombstone may hide rows of a segment, by the ranges of both."""
+    low, high = _hashes_in_clip(segment)
     return (
         segment.position < stone.position
-        and max(segment.hash_min, segment.clip_low) <= stone.hash_high
-        and stone.hash_low <= min(segment.hash_max, segment.clip_high)
+        and low <= stone.hash_high
+        and stone.hash_low <= high
         and segment.namespace_min <= stone.namespace_high
         and stone.namespace_low <= segment.namespace_max
     )
@@ -234,7 +239,7 @@ def hides_some(stone: Tombstone, segment: Segment) -> bool:
 
 def covered(segment: Segment, stones: Iterable[Tombstone], namespaces: tuple[int, int] | None = None) -> bool:
     """Return whether a tombstone hides all rows of a segment, or those from the first to the last of `namespaces`."""
-    low, high = max(segment.hash_min, segment.clip_low), min(segment.hash_max, segment.clip_high)
+    low, high = _hashes_in_clip(segment)
     first, last = namespaces or (segment.namespace_min, segment.namespace_max)
     return low > high or any(
         segment.position < t.position

@@ -60,7 +60,7 @@ class RemoteLog:
             StorageError: the object store cannot be read.
             SnapshotDamagedError: a file is missing or damaged.
         """
-        segments = [entry.segment for entry in self.source.log.entries if entry.segment is not None]
+        segments = self.source.log.durable
         keys = [_key(segment) for segment in segments]
         missing = [i for i, key in enumerate(keys) if key not in self._files]
         opened = self._gather([partial(SegmentFile, segments[i], self._read_file, self.limits) for i in missing])
