@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.core.keygroup import HashRange
-from penstock.state.log.segment_file import groups_of
+from penstock.state.log.segment_file import SegmentFile
 from penstock.state.memory.limits import PRODUCTION
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class SnapshotLimits:
 
 
 DEFAULT_LIMITS = SnapshotLimits()
+#: With these a segment file is opened by its footer, however small it is.
+_FOOTERS = PRODUCTION.changed(whole_file_bytes=0)
 
 
 #: Most hashes for which the bytes below are computed; between two of them bytes are assumed to be spread evenly.
@@ -118,9 +120,10 @@ def measured_loads(held: Sequence[KeyedStateSnapshot], read: Callable[[FileRef],
     found: list[tuple[int, int, int]] = []
     for state in held:
         for segment in state.segments:
-            groups = groups_of(segment, read) if segment.rows > PRODUCTION.group_rows else []
-            whole = (segment.hash_min, segment.hash_max, segment.file.length)
-            found += _clipped(segment, [(g.low, g.high, g.length) for g in groups] or [whole])
+            loads = [(segment.hash_min, segment.hash_max, segment.file.length)]
+            if segment.footer_length and segment.rows > PRODUCTION.group_rows:
+                loads = [(g.low, g.high, g.length) for g in SegmentFile(segment, read, _FOOTERS).groups]
+            found += _clipped(segment, loads)
     return Loads.of(found)
 
 

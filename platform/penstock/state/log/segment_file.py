@@ -88,7 +88,11 @@ class SegmentFile:
             self._opened = pq.ParquetFile(pa.BufferReader(data))
             self._metadata = self._opened.metadata
         else:
-            self._metadata = _footer_of(segment, read)
+            start = file.offset + file.length - segment.footer_length
+            footer = FileRef(
+                path=file.path, offset=start, length=segment.footer_length, checksum=segment.footer_checksum
+            )
+            self._metadata = pq.read_metadata(io.BytesIO(read(footer)))
         self.groups = self._groups()
 
     @property
@@ -229,7 +233,7 @@ class SegmentFile:
         metadata = self._metadata
         places = (metadata.metadata or {}).get(GROUPS)
         if places is not None:
-            return _groups_at(places)
+            return [RowGroup(number, *place) for number, place in enumerate(json.loads(places))]
         if self._opened is None:
             msg = f"{self.segment.file.path} does not list its row groups"
             raise SnapshotDamagedError(msg, hint="restore an older savepoint")
@@ -241,28 +245,6 @@ class SegmentFile:
             low, high = (stats.min, stats.max) if known else (HASH_MIN, HASH_MAX)
             groups.append(RowGroup(number, 0, 0, 0, low, high, about.num_rows))
         return groups
-
-
-def groups_of(segment: Segment, read: Callable[[FileRef], bytes]) -> list[RowGroup]:
-    """Return a segment's row groups, reading only the footer; empty if the footer does not list them.
-
-    Raises:
-        SnapshotDamagedError: the file is missing or damaged.
-    """
-    if not segment.footer_length or segment.file.inline is not None:
-        return []
-    return _groups_at((_footer_of(segment, read).metadata or {}).get(GROUPS, b"[]"))
-
-
-def _footer_of(segment: Segment, read: Callable[[FileRef], bytes]) -> pq.FileMetaData:
-    file = segment.file
-    start = file.offset + file.length - segment.footer_length
-    footer = FileRef(path=file.path, offset=start, length=segment.footer_length, checksum=segment.footer_checksum)
-    return pq.read_metadata(io.BytesIO(read(footer)))
-
-
-def _groups_at(places: bytes) -> list[RowGroup]:
-    return [RowGroup(number, *place) for number, place in enumerate(json.loads(places))]
 
 
 def rows_within(table: pa.Table, wanted: HashRange) -> pa.Table:
