@@ -285,7 +285,7 @@ class KeyedState:
         for table in self._tables.values():
             work = table.source.log.compaction()
             if work is not None:
-                return CompactionJob(table.source, *work, self._request.directory)
+                return CompactionJob(table.source, *work)
         return None
 
     def compacted(self, job: CompactionJob, file: FileRef | None) -> None:

@@ -38,9 +38,9 @@ def of(encoded):
 def test_deletions_go_only_where_no_older_segment_can_hold_their_rows(tmp_path, oldest):
     inputs = (segment(4, (1, 10), (2, 20)), segment(5, (1, None), (3, 30)))
     log = SimpleNamespace(tombstones=(), is_oldest=lambda _: oldest)
-    source = SimpleNamespace(state="s", limits=LIMITS, spec=SPEC, log=log, deadline=None)
+    source = SimpleNamespace(state="s", limits=LIMITS, spec=SPEC, log=log, deadline=None, directory=tmp_path)
     read = lambda file: file.inline
-    merged = SegmentFile(of(CompactionJob(source, inputs, 1, tmp_path).run(read)), read, LIMITS)
+    merged = SegmentFile(of(CompactionJob(source, inputs, 1).run(read)), read, LIMITS)
     rows = pa.concat_tables(merged.tables(ALL_HASHES))
     found = zip(*(rows.column(name).to_pylist() for name in ("k", "v", "__deleted")), strict=True)
     kept = [(2, 20, False), (3, 30, False)]

@@ -121,16 +121,15 @@ class EncodeResources:
     rows: int
     budget: MemoryBudget
 
-    def reported(self, content: BatchedContent, columns: int) -> Iterator[pa.Table]:
-        """Yield the rows of content in batches, each after a report of the memory that it takes."""
-        for table in content.tables(self.rows):
-            self.report_work(content.ordered_rows, table.num_rows, columns)
-            yield table
-
-    def report_work(self, ordered: int, piece: int, columns: int) -> None:
-        """Report the memory for `ordered` sorted rows and a batch of `piece` rows to the budget."""
-        held = ordered * _ORDER_BYTES + piece * columns * _CELL_BYTES
-        self.budget.work(f"{self.holder}/encode", held)
+    def batches(self, content: BatchedContent, columns: int) -> Iterator[pa.Table]:
+        """Yield the rows of content in batches; the budget knows the memory for the sorted rows and the batch."""
+        try:
+            for table in content.tables(self.rows):
+                held = content.ordered_rows * _ORDER_BYTES + table.num_rows * columns * _CELL_BYTES
+                self.budget.work(f"{self.holder}/encode", held)
+                yield table
+        finally:
+            self.budget.work(f"{self.holder}/encode", 0)
 
 
 class FrozenSegment:
@@ -175,15 +174,13 @@ class FrozenSegment:
 
     def _encoded(self, rows: FrozenContent) -> EncodedSegment:
         source, room, schema = self._source, self._source.room, self._source.spec.segment_schema
-        wide, limits = not source.remote, source.limits
         if room is None or not isinstance(rows, BatchedContent):
-            folder = source.directory if isinstance(rows, GatheredRows) and rows.filed else None
-            return SegmentWriter(schema, self.position, folder=folder, wide=wide, limits=limits).write(rows.whole())
-        writer = SegmentWriter(schema, self.position, folder=source.directory, wide=wide, limits=limits)
-        try:
-            return writer.write(room.reported(rows, len(schema)))
-        finally:
-            room.report_work(0, 0, 0)
+            tables, in_file = rows.whole(), isinstance(rows, GatheredRows) and bool(rows.filed)
+        else:
+            tables, in_file = room.batches(rows, len(schema)), True
+        folder = source.directory if in_file else None
+        writer = SegmentWriter(schema, self.position, folder=folder, wide=not source.remote, limits=source.limits)
+        return writer.write(tables)
 
     def spill(self) -> None:
         """Encode rows in memory now: a local file replaces them until the segment is durable."""
@@ -422,15 +419,13 @@ class CompactionJob:
     Call `run` in the background, then `KeyedState.compacted` in the owner's thread.
     """
 
-    def __init__(self, source: FrozenSource[StateSpec], inputs: tuple[Segment, ...], tier: int, folder: Path) -> None:
+    def __init__(self, source: FrozenSource[StateSpec], inputs: tuple[Segment, ...], tier: int) -> None:
         """Record the tombstones of this moment; later ones hide rows of the merged segment by their position."""
+        self._source = source
         self.state = source.state
-        self._folder = folder
-        self._limits = source.limits
         #: The segments that are merged, oldest first.
         self.inputs = inputs
         self._tier = tier
-        self._schema = source.spec.segment_schema
         self._tombstones = source.log.tombstones
         self._oldest = source.log.is_oldest(inputs)
         self._expired = source.deadline
@@ -438,13 +433,13 @@ class CompactionJob:
 
     def run(self, read: Callable[[FileRef], bytes]) -> EncodedSegment:
         """Read, merge and encode, one hash range at a time; the result gets the position of the newest input."""
-        files = [SegmentFile(segment, read, self._limits) for segment in self.inputs]
-        self._folder.mkdir(parents=True, exist_ok=True)
-        position, limits = self.inputs[-1].position, self._limits
+        folder, schema, limits = self._source.directory, self._source.spec.segment_schema, self._source.limits
+        files = [SegmentFile(segment, read, limits) for segment in self.inputs]
+        folder.mkdir(parents=True, exist_ok=True)
         keep_deleted, expired = not self._oldest, self._expired
         merged = merge_segments(
-            files, self._tombstones, self._schema, within=ALL_HASHES, keep_deleted=keep_deleted, expired=expired
+            files, self._tombstones, schema, within=ALL_HASHES, keep_deleted=keep_deleted, expired=expired
         )
-        writer = SegmentWriter(self._schema, position, self._tier, folder=self._folder, limits=limits)
+        writer = SegmentWriter(schema, self.inputs[-1].position, self._tier, folder=folder, limits=limits)
         self.result = writer.write(merged)
         return self.result
