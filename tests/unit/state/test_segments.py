@@ -135,6 +135,18 @@ def ten_groups():
     return encoded.stored(FileRef(inline=encoded.data), "w")
 
 
+def test_wide_rows_are_in_row_groups_of_bounded_bytes():
+    writer = SegmentWriter(SCHEMA, 1, limits=StateLimits(group_rows=50, group_bytes=10_000))
+    writer.add(table([(h, "a", 0, h, False) for h in range(50)]))
+    writer.add(table([(h, "a" * 2000, 0, h, False) for h in range(50, 60)]))
+    writer.add(table([(60, "a" * 20_000, 0, 1, False), (61, "b" * 20_000, 0, 1, False)]))
+    encoded = writer.finish()
+    groups = pq.ParquetFile(io.BytesIO(encoded.data)).metadata
+    assert [groups.row_group(n).num_rows for n in range(groups.num_row_groups)] == [50, 4, 4, 2, 1, 1]
+    file = SegmentFile(encoded.stored(FileRef(inline=encoded.data), "w"), lambda ref: ref.inline)
+    assert [h for part in file.tables(ALL_HASHES) for h in part.column("__key_hash").to_pylist()] == list(range(62))
+
+
 @pytest.mark.parametrize(
     ("low", "high", "most", "expected"),
     [

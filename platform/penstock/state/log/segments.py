@@ -115,6 +115,7 @@ class SegmentWriter:
     ) -> None:
         """Start a file of `schema` (see `PaneTableSpec.segment_schema`), in memory or without a name in `folder`."""
         self._group_rows = limits.wide_group_rows if wide else limits.group_rows
+        self._group_bytes = limits.group_bytes
         self._schema = schema
         self._position = position
         self._tier = tier
@@ -148,12 +149,13 @@ class SegmentWriter:
             several = first_namespace != last_namespace  # most tables have one window
             self._named.update(np.unique(namespaces).tolist() if several else (first_namespace,))
             self._named = self._named if len(self._named) <= _NAMED else None
-        if self._times and rows > self._group_rows:
-            table = _by_time(table, self._group_rows)
+        most = min(self._group_rows, max(1, self._group_bytes * rows // table.nbytes))
+        if self._times and rows > most:
+            table = _by_time(table, most)
             hashes = table.column(KEY_HASH).to_numpy()
-        for first in range(0, rows, self._group_rows):
-            start, stop = self._sink.begin(), min(first + self._group_rows, rows)
-            self._writer.write_table(table.slice(first, stop - first), row_group_size=self._group_rows)
+        for first in range(0, rows, most):
+            start, stop = self._sink.begin(), min(first + most, rows)
+            self._writer.write_table(table.slice(first, stop - first), row_group_size=most)
             low, high = int(hashes[first]), int(hashes[stop - 1])
             self._groups.append((start, self._sink.size - start, self._sink.crc, low, high, stop - first))
 

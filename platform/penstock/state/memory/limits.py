@@ -23,6 +23,8 @@ class StateLimits:
     group_rows: int = 8192
     #: Rows of a row group in segments that are mostly read completely.
     wide_group_rows: int = 65_536
+    #: Bytes of a row group before it is encoded, about: wide rows are in groups of fewer rows.
+    group_bytes: int = 16 << 20
     #: Rows that are encoded at a time when memory is not bounded.
     encoded_rows: int = 65_536
     #: Rows that a compaction or a savepoint merges at a time.
