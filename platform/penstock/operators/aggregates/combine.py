@@ -22,13 +22,13 @@ import pyarrow as pa
 from penstock.core.elements import TS_COLUMN
 from penstock.kernels.aggregates import pane_assignment
 from penstock.kernels.aggregates.pane_assignment import TIME_LIMIT
-from penstock.kernels.keys.key_columns import key_columns
+from penstock.kernels.keys.key_columns import FixedColumn, key_columns
 from penstock.operators.aggregates.aggregate_plan import AggregatePlan
 from penstock.operators.aggregates.aggregate_schema import WindowConfig, parse
 from penstock.operators.rows.columns import TS_FIELD
 from penstock.state.cells.pane_memory import add_rows
 from penstock.state.cells.value_heap import ValueHeap, take_values
-from penstock.state.keys.key_index import KeyIndex, numbers_of_dense_keys
+from penstock.state.keys.key_index import KeyIndex
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -207,9 +207,12 @@ class Partials:
 
     def _numbered(self, keys: KeyColumns, rows: int, panes: int) -> tuple[I32, int]:
         """Return a number for the key of each row, and the exclusive upper bound of the numbers."""
-        near = numbers_of_dense_keys(keys, _DENSE_PLACES // panes)
-        if near is not None:
-            return near
+        column = keys[0]
+        if len(keys) == 1 and isinstance(column, FixedColumn) and not column.nullable:
+            low = int(column.values.min())
+            span = int(column.values.max()) - low + 1
+            if span <= _DENSE_PLACES // panes:
+                return (column.values - low).astype(np.int32), span
         if self._index.count > _MOST_KEYS:
             self._index = KeyIndex(self._spec.key_schema)
         remembered = self._index.count

@@ -65,16 +65,6 @@ class DenseKeys:
         self.places[keys - self.first] = np.arange(1, len(keys) + 1, dtype=np.int32)
 
 
-def numbers_of_dense_keys(keys: KeyColumns, most: int) -> tuple[I32, int] | None:
-    """Return each row's key minus the lowest, and the span of keys; None if above `most` or no plain integers."""
-    column = keys[0]
-    if len(keys) > 1 or not isinstance(column, FixedColumn) or column.nullable:
-        return None
-    low = int(column.values.min())
-    span = int(column.values.max()) - low + 1
-    return None if span > most else ((column.values - low).astype(np.int32), span)
-
-
 _FIRST_SLOTS = 1024
 _FIRST_BYTES = 16 * _FIRST_SLOTS
 _ENTRIES_A_SLOT = 4
