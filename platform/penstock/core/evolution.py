@@ -27,7 +27,8 @@ DEFAULT, INITIAL, WAS, NULL, FILLS = b"default", b"initial", b"was", b"null", b"
 MODE, NAME = b"mode", b"name"
 #: Keys of a declared schema: the columns that a registered migration takes (as text), and its function's name.
 MIGRATES, MIGRATES_BY = b"migrates", b"migrates_by"
-FIRST_VALUE_ID = 1001
+#: Field ids of the columns of a key, of those that distinguish the rows of a key and namespace, and of values.
+KEY_IDS, ENTRY_IDS, FIRST_VALUE_ID = range(101, 501), range(501, 1001), 1001
 
 
 @dataclass(frozen=True, slots=True)

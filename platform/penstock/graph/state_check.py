@@ -16,11 +16,13 @@ import msgspec
 from penstock.core.errors import StateMismatchError, did_you_mean, nearest
 from penstock.core.evolution import (
     EVOLVES,
+    KEY_IDS,
     MIGRATES,
     MIGRATES_BY,
     MODE,
     evolve,
     evolve_state,
+    field_id,
     fits_by_name,
     is_migrated,
     require_same_join,
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 Verdict = Literal["same", "migrates", "new", "dropped", "blocked"]
 #: The solution for a blocked state that may be dropped.
 DROP_STATE_HINT = "drop its state with --allow-non-restored-state {}"
-_KEY_IDS = range(101, 501)
 _BROADCAST = "broadcast"
 #: Its non-keyed state has the names that its function declares.
 _USER_FUNCTION = "plain_process"
@@ -315,11 +316,11 @@ def _migrated_by(saved: pa.Schema, wanted: pa.Schema) -> str | None:
 
 
 def _keys(schema: pa.Schema) -> list[str]:
-    return [f"{f.name} {f.type}" for f in schema if int((f.metadata or {}).get(b"id", b"0")) in _KEY_IDS]
+    return [f"{f.name} {f.type}" for f in schema if field_id(f) in KEY_IDS]
 
 
 def _shown(schema: pa.Schema) -> str:
-    return ", ".join(f"{f.name} {f.type}" for f in schema if int((f.metadata or {}).get(b"id", b"0")) > 100)
+    return ", ".join(f"{f.name} {f.type}" for f in schema if field_id(f) >= KEY_IDS.start)
 
 
 def _allowed(verdict: StateVerdict, allowed: Collection[str]) -> StateVerdict:

@@ -15,8 +15,9 @@ from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Tombstone
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.log import segments as module
+from penstock.state.log.segment_columns import key_names
 from penstock.state.log.segment_file import SegmentFile
-from penstock.state.log.segments import SegmentWriter, key_names, merge_segments, read_state
+from penstock.state.log.segments import SegmentWriter, merge_segments, read_state
 from penstock.state.memory.limits import StateLimits
 
 SPEC = PaneTableSpec(

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Literal
 from penstock.checkpoint.manifest_log import Manifest
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.errors import NotFoundError, UsageError, did_you_mean
-from penstock.core.evolution import FIRST_VALUE_ID, field_id
+from penstock.core.evolution import ENTRY_IDS, FIRST_VALUE_ID, KEY_IDS, field_id
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import KeyedStateSnapshot, OperatorStateSnapshot
 from penstock.core.state_names import shown_name, stored_name
-from penstock.state.log.segment_columns import FIRST_ENTRY, KEY_IDS, NAMESPACE, ROW
+from penstock.state.log.segment_columns import NAMESPACE, ROW
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_IDS = {"key": KEY_IDS, "entry": range(FIRST_ENTRY, FIRST_VALUE_ID), "value": range(FIRST_VALUE_ID, 1 << 31)}
+_IDS = {"key": KEY_IDS, "entry": ENTRY_IDS, "value": range(FIRST_VALUE_ID, 1 << 31)}
 #: Prefix of the engine's own states next to a user's: timers, the watermark of an input.
 _OWN = "__"
 #: Key under which operators save their watermark.

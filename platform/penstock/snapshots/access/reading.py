@@ -17,8 +17,8 @@ from polars.io.plugins import register_io_source
 from penstock.snapshots.access.content import StateContent, find_state, states_of
 from penstock.snapshots.access.opening import Snapshot, open_snapshot
 from penstock.snapshots.access.pruning import ALL_ROWS, Pruning, pruning_of
-from penstock.state.log.segment_columns import DELETED, KEY_HASH, SEQ
-from penstock.state.log.segments import key_names, read_state
+from penstock.state.log.segment_columns import DELETED, KEY_HASH, SEQ, key_names
+from penstock.state.log.segments import read_state
 
 if TYPE_CHECKING:
     from penstock.core.snapshot import KeyedStateSnapshot

@@ -29,8 +29,7 @@ from penstock.kernels.keys.hashing import hash_columns
 from penstock.snapshots.access.content import states_of
 from penstock.snapshots.access.opening import Snapshot, open_snapshot, read_log
 from penstock.state.log.row_spec import TIMERS
-from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE
-from penstock.state.log.segments import key_names
+from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, key_names
 
 #: Folders that may be in a job's or a savepoint's folder, besides files in manifests.
 _KNOWN_PREFIXES = (PREFIX, "savepoints/", *SWEPT_PREFIXES)

@@ -42,8 +42,7 @@ from penstock.snapshots.rewrite.rekey import (
 )
 from penstock.snapshots.rewrite.repartition import Run, StateRange, WriteTask
 from penstock.snapshots.rewrite.segment_runs import SegmentRun
-from penstock.state.log.segment_columns import KEY_HASH
-from penstock.state.log.segments import key_names
+from penstock.state.log.segment_columns import KEY_HASH, key_names
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext

@@ -32,7 +32,7 @@ from penstock.snapshots.rewrite.rekey import schema_of
 from penstock.snapshots.rewrite.repartition import Run, VertexState, run_sequentially
 from penstock.snapshots.rewrite.segment_runs import KeyChange, SegmentRun, is_large, runs_of
 from penstock.snapshots.rewrite.split_points import DEFAULT_LIMITS, SnapshotLimits
-from penstock.state.log.segments import key_names
+from penstock.state.log.segment_columns import key_names
 
 _RUNS, _MARKER = "runs/", "prepared.json"
 

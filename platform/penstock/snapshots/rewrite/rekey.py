@@ -20,7 +20,7 @@ import pyarrow.types as pt
 
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.errors import NotFoundError, UsageError, did_you_mean
-from penstock.core.evolution import field_id
+from penstock.core.evolution import KEY_IDS, field_id
 from penstock.core.keygroup import HashRange, first_hash_of
 from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.core.snapshot import KeyedStateSnapshot
@@ -32,9 +32,8 @@ from penstock.snapshots.rewrite import repartition
 from penstock.snapshots.rewrite.key_expressions import KeyColumn, keys_of, parsed
 from penstock.snapshots.rewrite.split_points import DEFAULT_LIMITS, Loads, SnapshotLimits, ranges_by_size
 from penstock.state.log.row_spec import TIMERS, is_value
-from penstock.state.log.segment_columns import KEY_HASH, KEY_IDS, SEQ
+from penstock.state.log.segment_columns import KEY_HASH, SEQ, key_names, segment_field
 from penstock.state.log.segment_file import rows_within
-from penstock.state.log.segments import key_names
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
 if TYPE_CHECKING:
@@ -152,8 +151,7 @@ def schema_of(old: pa.Schema, keys: pa.Schema, where: str) -> pa.Schema:
     hidden = set(key_names(old))
     fields, taken = [old.field(KEY_HASH)], set(keys.names)
     for number, field in enumerate(keys, start=KEY_IDS.start):
-        text = str(number).encode()
-        fields.append(pa.field(field.name, field.type, True, {b"id": text, b"PARQUET:field_id": text}))
+        fields.append(segment_field(field.name, field.type, number, nullable=True))
     for field in old:
         if field.name == KEY_HASH or field_id(field) in KEY_IDS:
             continue

@@ -24,9 +24,10 @@ from penstock.graph.restore_plan import clip_keyed
 from penstock.snapshots.rewrite.key_expressions import KeyColumn, keys_of
 from penstock.snapshots.rewrite.rekey import is_timers, ordered, pieces_of, rekeyed, schema_of
 from penstock.snapshots.rewrite.split_points import SnapshotLimits, loads_of, measured_loads, ranges_by_size
+from penstock.state.log.segment_columns import key_names
 from penstock.state.log.segment_file import SegmentFile
 from penstock.state.log.segment_log import hides_some
-from penstock.state.log.segments import key_names, merge_segments
+from penstock.state.log.segments import merge_segments
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
 

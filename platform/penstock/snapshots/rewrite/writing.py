@@ -28,8 +28,15 @@ from penstock.snapshots.access.content import identity_of
 from penstock.snapshots.access.declared import with_states
 from penstock.snapshots.access.opening import open_target
 from penstock.state.log.row_spec import ENTRY, TIMERS, is_value
-from penstock.state.log.segment_columns import DELETED, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ
-from penstock.state.log.segments import entry_names, key_names
+from penstock.state.log.segment_columns import (
+    DELETED,
+    KEY_HASH,
+    LAST_ACCESS,
+    NAMESPACE,
+    SEQ,
+    entry_names,
+    key_names,
+)
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.evolution import (
+    ENTRY_IDS,
     EVOLVES,
     FIRST_VALUE_ID,
     LAST_ID,
@@ -26,7 +27,6 @@ from penstock.core.evolution import (
 )
 from penstock.core.schema import schema_to_text
 from penstock.state.log.segment_columns import (
-    FIRST_ENTRY,
     LAST_ACCESS,
     ROW,
     rows_of,
@@ -138,7 +138,7 @@ class RowSpec:
             segment_field(name, f.type, number, nullable=True, more={**self._evolution_metadata(f), **more})
             for name, f, number, more in zip(self.value_names, self.values, ids, carried, strict=True)
         ]
-        entries = [segment_field(f.name, f.type, FIRST_ENTRY + i, nullable=True) for i, f in enumerate(self.entries)]
+        entries = [segment_field(f.name, f.type, ENTRY_IDS[i], nullable=True) for i, f in enumerate(self.entries)]
         access = [segment_field(LAST_ACCESS, pa.int64(), 6, nullable=True)] if self.ttl else []
         number = [] if self.join is None else [segment_field(ROW, pa.int64(), 5, nullable=True)]
         last = max([self.evolution.last_id, *ids], default=0)

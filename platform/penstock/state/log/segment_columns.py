@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.evolution import ENTRY_IDS, KEY_IDS, field_id
 from penstock.kernels.keys.key_columns import key_columns
 
 if TYPE_CHECKING:
@@ -24,10 +25,6 @@ KEY_HASH, NAMESPACE, DELETED, SEQ = "__key_hash", "__namespace", "__deleted", "_
 ROW = "__row"
 #: Microseconds since the epoch, in states with a time-to-live.
 LAST_ACCESS = "__ttl"
-#: Field ids from here to 1000 are columns that distinguish the rows of one key and namespace.
-FIRST_ENTRY = 501
-#: Field ids of the columns of a key.
-KEY_IDS = range(101, FIRST_ENTRY)
 
 
 class StateSpec(Protocol):
@@ -52,6 +49,16 @@ def state_schema(key_schema: pa.Schema, values: Sequence[pa.Field], metadata: di
     head, namespace = segment_field(KEY_HASH, pa.int64(), 1), segment_field(NAMESPACE, pa.int64(), 2)
     tail = [segment_field(DELETED, pa.bool_(), 3), segment_field(SEQ, pa.int64(), 4)]
     return pa.schema([head, *keys, namespace, *values, *tail], metadata)
+
+
+def key_names(schema: pa.Schema) -> tuple[str, ...]:
+    """Return the names of the key columns in a segment's schema, by field id."""
+    return tuple(field.name for field in schema if field_id(field) in KEY_IDS)
+
+
+def entry_names(schema: pa.Schema) -> tuple[str, ...]:
+    """Return the names of the columns that distinguish list elements or map entries of a key; else none."""
+    return tuple(field.name for field in schema if field_id(field) in ENTRY_IDS)
 
 
 #: System columns of a row that no function wrote.

@@ -29,7 +29,16 @@ from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_column, key_columns
 from penstock.kernels.rows.row_order import hash_order, sort_hashes
 from penstock.state.keys.key_index import KeyIndex
-from penstock.state.log.segment_columns import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, LAST_ACCESS, NAMESPACE, ROW, SEQ
+from penstock.state.log.segment_columns import (
+    DELETED,
+    KEY_HASH,
+    LAST_ACCESS,
+    NAMESPACE,
+    ROW,
+    SEQ,
+    entry_names,
+    key_names,
+)
 from penstock.state.log.segment_file import GROUPS, NAMESPACES, SegmentFile, has_hash_in
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
@@ -97,7 +106,6 @@ _MAPPED_BYTES = 128 << 10
 _NAMED = 1024
 #: Hash, namespace, deleted, seq: a state without other columns besides the key has timers.
 _FIXED_COLUMNS = 4
-_ENTRY_IDS = range(FIRST_ENTRY, FIRST_VALUE_ID)
 
 
 class SegmentWriter:
@@ -282,20 +290,6 @@ def _layout(schema: pa.Schema) -> dict[str, Any]:
         "compression": {**rest, KEY_HASH: "none", **dict.fromkeys(packed, "none")},
         "compression_level": dict.fromkeys(rest, 1),
     }
-
-
-def key_names(schema: pa.Schema) -> tuple[str, ...]:
-    """Return the names of the key columns in a segment's schema, by field id."""
-    return _names(schema, KEY_IDS)
-
-
-def entry_names(schema: pa.Schema) -> tuple[str, ...]:
-    """Return the names of the columns that distinguish list elements or map entries of a key; else none."""
-    return _names(schema, _ENTRY_IDS)
-
-
-def _names(schema: pa.Schema, ids: range) -> tuple[str, ...]:
-    return tuple(f.name for f in schema if int((f.metadata or {}).get(b"id", b"0")) in ids)
 
 
 def clip_of(segment: Segment, within: HashRange) -> HashRange | None:

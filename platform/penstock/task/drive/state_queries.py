@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import NotFoundError, PenstockError, UsageError, did_you_mean
+from penstock.core.evolution import ENTRY_IDS, KEY_IDS, field_id
 from penstock.core.keygroup import HashRange, key_group_of, key_groups_of, subtask_of
 from penstock.core.state_names import shown_name, stored_name
 from penstock.kernels.keys.hashing import hash_key_columns
@@ -18,7 +19,7 @@ from penstock.kernels.keys.key_columns import key_columns
 from penstock.kernels.keys.key_text import json_value, parse_key
 from penstock.rpc.messages import SubtaskAnswer
 from penstock.state.keys.key_index import HASH, ROWS
-from penstock.state.log.segment_columns import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, SEQ
+from penstock.state.log.segment_columns import DELETED, KEY_HASH, SEQ
 from penstock.state.store import bytes_of
 from penstock.task.chain.failure import describe
 from penstock.task.drive.subtask import MailboxFullError
@@ -168,7 +169,7 @@ def _rows(query: AskSubtask, deployment: TaskDeployment, stores: Iterable[KeyedS
     """Return the rows of one key, or the subtask that has them."""
     table = _table(query, stores)
     schema = table.source.spec.segment_schema
-    keyed = pa.schema([pa.field(f.name, f.type) for f in schema if int(f.metadata[b"id"]) in KEY_IDS])
+    keyed = pa.schema([pa.field(f.name, f.type) for f in schema if field_id(f) in KEY_IDS])
     key = parse_key(query.key, keyed)
     columns = key_columns(key, tuple(keyed.names))
     hashes = hash_key_columns(columns, 1)
@@ -231,10 +232,8 @@ def _listing(deployment: TaskDeployment, stores: Iterable[KeyedState]) -> list[d
                 {
                     "uid": store.uid,
                     "name": name,
-                    "key": [f"{f.name} {f.type}" for f in schema if int(f.metadata[b"id"]) in KEY_IDS],
-                    "schema": [
-                        {"name": f.name, "type": str(f.type)} for f in schema if int(f.metadata[b"id"]) >= FIRST_ENTRY
-                    ],
+                    "key": [f"{f.name} {f.type}" for f in schema if field_id(f) in KEY_IDS],
+                    "schema": [{"name": f.name, "type": str(f.type)} for f in schema if field_id(f) >= ENTRY_IDS.start],
                     "subtask": deployment.execution.subtask,
                     "key-groups": [groups.start, groups.stop - 1],
                     "rows": counts.total,
