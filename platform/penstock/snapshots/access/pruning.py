@@ -23,7 +23,7 @@ import pyarrow.types as pt
 from penstock.core.errors import UsageError
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
 from penstock.kernels.keys.hashing import hash_columns
-from penstock.state.log.segment_columns import NAMESPACE
+from penstock.state.log.segment_columns import NAMESPACE, one_batch
 
 if TYPE_CHECKING:
     from penstock.core.snapshot import KeyedStateSnapshot
@@ -104,9 +104,7 @@ def rows_that_match(table: pa.Table, expression: pl.Expr) -> pa.Table:
 
 
 def _each_hash(keys: pa.Table) -> I64:
-    batches = keys.combine_chunks().to_batches(max_chunksize=max(1, keys.num_rows))
-    found = [hash_columns(batch, tuple(keys.column_names)) for batch in batches]
-    return np.concatenate([np.empty(0, np.int64), *found])
+    return hash_columns(one_batch(keys), tuple(keys.column_names))
 
 
 def parsed_filter(text: str, columns: pl.Schema, what: str) -> pl.Expr:

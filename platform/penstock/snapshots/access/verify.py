@@ -29,7 +29,7 @@ from penstock.kernels.keys.hashing import hash_columns
 from penstock.snapshots.access.content import states_of
 from penstock.snapshots.access.opening import Snapshot, open_snapshot, read_log
 from penstock.state.log.row_spec import TIMERS
-from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, key_names
+from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, key_names, one_batch
 
 #: Folders that may be in a job's or a savepoint's folder, besides files in manifests.
 _KNOWN_PREFIXES = (PREFIX, "savepoints/", *SWEPT_PREFIXES)
@@ -217,8 +217,7 @@ def segment_problems(data: bytes, state: KeyedStateSnapshot, segment: Segment) -
         if found != (low, high):
             yield f"has {name} from {found[0]} to {found[1]}, but its manifest says {low} to {high}"
     keys = key_names(wanted)
-    batch = table.combine_chunks().to_batches(max_chunksize=table.num_rows)[0]
-    wrong = np.flatnonzero(hash_columns(batch, keys) != hashes)
+    wrong = np.flatnonzero(hash_columns(one_batch(table), keys) != hashes)
     if keys and len(wrong):
         yield f"has {len(wrong)} rows whose {KEY_HASH} does not match their key, the first is row {int(wrong[0]) + 1:,}"
 

@@ -32,7 +32,7 @@ from penstock.snapshots.rewrite import repartition
 from penstock.snapshots.rewrite.key_expressions import KeyColumn, keys_of, parsed
 from penstock.snapshots.rewrite.split_points import DEFAULT_LIMITS, Loads, SnapshotLimits, ranges_by_size
 from penstock.state.log.row_spec import TIMERS, is_value
-from penstock.state.log.segment_columns import KEY_HASH, SEQ, key_names, segment_field
+from penstock.state.log.segment_columns import KEY_HASH, SEQ, key_names, one_batch, segment_field
 from penstock.state.log.segment_file import rows_within
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
@@ -104,7 +104,7 @@ def rekeyed(rows: pa.Table, keys: pa.Table, schema: pa.Schema) -> pa.Table:
     rest = [name for name in old.names if name != KEY_HASH and field_id(old.field(name)) not in KEY_IDS]
     columns = dict(zip(schema.names[1 + len(keys.schema) :], (rows.column(name) for name in rest), strict=True))
     columns |= {name: keys.column(name) for name in keys.schema.names}
-    columns[KEY_HASH] = pa.chunked_array([pa.array(hash_columns(_batch(keys), tuple(keys.schema.names)))])
+    columns[KEY_HASH] = pa.chunked_array([pa.array(hash_columns(one_batch(keys), tuple(keys.schema.names)))])
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
@@ -174,11 +174,6 @@ def schema_of(old: pa.Schema, keys: pa.Schema, where: str) -> pa.Schema:
 
 def _shown(row: pl.DataFrame) -> str:
     return "(" + ", ".join(f"{name}={value!r}" for name, value in row.row(0, named=True).items()) + ")"
-
-
-def _batch(table: pa.Table) -> pa.RecordBatch:
-    batches = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
 @dataclass(frozen=True, slots=True)

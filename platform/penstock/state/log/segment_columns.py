@@ -101,6 +101,11 @@ def segment_table(
 
 def keyed_batch(table: pa.Table, key_schema: pa.Schema) -> tuple[pa.RecordBatch, KeyColumns, I64]:
     """Return rows of a segment as one batch, with the key of each row and its hash."""
-    batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))
-    rows = batch[0] if batch else pa.RecordBatch.from_pylist([], table.schema)
+    rows = one_batch(table)
     return rows, key_columns(rows, tuple(key_schema.names)), rows.column(KEY_HASH).to_numpy()
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """Return all rows of a table as one batch."""
+    batches = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)

@@ -38,6 +38,7 @@ from penstock.state.log.segment_columns import (
     SEQ,
     entry_names,
     key_names,
+    one_batch,
 )
 from penstock.state.log.segment_file import GROUPS, NAMESPACES, SegmentFile, has_hash_in
 from penstock.state.memory.limits import PRODUCTION, StateLimits
@@ -419,7 +420,7 @@ def _expired(table: pa.Table, until: int) -> pa.Table:
 def newest_rows(table: pa.Table, schema: pa.Schema, *, keep_deleted: bool) -> pa.Table:
     """Keep the last row of every (key, namespace), or (key, namespace, `__row`) or entry; rows come in order."""
     names = (*key_names(schema), *(name for name in (NAMESPACE, ROW) if name in schema.names))
-    batch = table.combine_chunks().to_batches(max_chunksize=table.num_rows)[0]
+    batch = one_batch(table)
     hashes = table.column(KEY_HASH).to_numpy()
     namespaces = table.column(NAMESPACE).to_numpy()
     mixed = hashes ^ (namespaces.view(np.uint64) * np.uint64(0x9E3779B185EBCA87)).view(np.int64)

@@ -19,7 +19,7 @@ from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.keygroup import ALL_HASHES, HashRange
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.keys.key_index import KeyIndex
-from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW
+from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW, one_batch
 from penstock.state.log.segments import conformed
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.tiers import join_runs
@@ -100,7 +100,7 @@ class RemoteSide:
         rows = rows[np.argsort(numbers[rows], kind="stable")]
         if len(rows) == 0:
             return None
-        return table.take(pa.array(rows)).combine_chunks().to_batches(max_chunksize=len(rows))[0]
+        return one_batch(table.take(pa.array(rows)))
 
 
 class RemoteRuns:
