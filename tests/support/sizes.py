@@ -14,7 +14,6 @@ _given = StateLimits()
 #: Small sizes: a few rows fill a row group, leave memory or start a compaction.
 TINY = StateLimits(
     group_rows=3,
-    wide_group_rows=3,
     encoded_rows=3,
     merged_rows=5,
     merged_bytes=2000,

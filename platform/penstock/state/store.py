@@ -376,7 +376,7 @@ class KeyedState:
             return
         assert isinstance(table, CollectionTable | ValueTable)  # noqa: S101 - no other state has a migration
         saved = schema if migration is None else migration[1]
-        most = min(limits.wide_group_rows, EvictionPolicy(request.budget, request.uid, limits).batch_rows)
+        most = min(limits.encoded_rows, self._policy().batch_rows)
         for merged in merge_segments(list(files), tombstones, saved, within=within, keep_deleted=True):
             for rows in slices_of_keys(merged, most):
                 if migration is None:

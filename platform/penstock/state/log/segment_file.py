@@ -113,14 +113,14 @@ class SegmentFile:
         numbers = {group.number for wanted in ranges for group in self.within(wanted)}
         return [self.groups[number] for number in sorted(numbers)]
 
-    def namespaces_of(self, group: RowGroup) -> tuple[int, int]:
-        """Return the lowest and highest namespace of a row group, or of the file if the footer has no statistics."""
-        return self.span(group, NAMESPACE) or (self.segment.namespace_min, self.segment.namespace_max)
-
     @cached_property
     def spans(self) -> I64:
-        """The lowest and highest hash, lowest and highest namespace and rows of every row group, one per column."""
-        rows = [(group.low, group.high, *self.namespaces_of(group), group.rows) for group in self.groups]
+        """The lowest and highest hash, lowest and highest namespace and rows of every row group, one per column.
+
+        Without statistics in the footer a row group has the namespaces of the file.
+        """
+        every = (self.segment.namespace_min, self.segment.namespace_max)
+        rows = [(g.low, g.high, *(self.span(g, NAMESPACE) or every), g.rows) for g in self.groups]
         return np.array(rows, np.int64).reshape(-1, 5).T
 
     def span(self, group: RowGroup, name: str) -> tuple[int, int] | None:

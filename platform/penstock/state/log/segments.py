@@ -123,7 +123,7 @@ class SegmentWriter:
         limits: StateLimits = PRODUCTION,
     ) -> None:
         """Start a file of `schema` (see `PaneTableSpec.segment_schema`), in memory or without a name in `folder`."""
-        self._group_rows = limits.wide_group_rows if wide else limits.group_rows
+        self._group_rows = limits.encoded_rows if wide else limits.group_rows
         self._group_bytes = limits.group_bytes
         self._schema = schema
         self._position = position

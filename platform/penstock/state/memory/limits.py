@@ -19,13 +19,12 @@ class StateLimits:
 
     # --- segment files ----------------------------------------------------------------------------------------------
 
-    #: Rows of a row group, the unit of a read from a segment.
+    #: Rows of a row group in segments of remote state and in merged ones: the unit of a read.
     group_rows: int = 8192
-    #: Rows of a row group in segments that are mostly read completely.
-    wide_group_rows: int = 65_536
     #: Bytes of a row group before it is encoded, about: wide rows are in groups of fewer rows.
     group_bytes: int = 16 << 20
-    #: Rows that are encoded at a time when memory is not bounded.
+    #: Rows that are encoded at a time when memory is not bounded, and of a row group in segments that are mostly read
+    #: completely.
     encoded_rows: int = 65_536
     #: Rows that a compaction or a savepoint merges at a time.
     merged_rows: int = 250_000
