@@ -49,8 +49,8 @@ _FOOTERS = PRODUCTION.changed(whole_file_bytes=0)
 
 #: Most hashes for which the bytes below are computed; between two of them bytes are assumed to be spread evenly.
 _EDGES = 8192
-#: Most pairs of hash and load that are computed at a time.
-_AT_ONCE = 1 << 24
+#: Most pairs of hash and load that are computed at a time: their arrays fit the cache.
+_AT_ONCE = 1 << 16
 
 
 def shared_ranges(ranges: Iterable[HashRange]) -> list[HashRange]:
