@@ -9,7 +9,7 @@ from penstock.config.settings import JobSettings
 from penstock.graph.job_graph import OperatorSpec
 from penstock.operators.operator import Capabilities, Operator
 from penstock.rpc.messages import CancelTasks, TriggerCheckpoint
-from penstock.task.drive.batch_sizer import LEAST_ROWS
+from penstock.task.drive.batch_sizer import FIRST_ROWS
 from penstock.task.drive.subtask import StepResult
 
 CAPACITY = 10
@@ -102,7 +102,7 @@ def test_an_operator_that_is_full_takes_no_rows_for_a_barrier_either(asking, bat
         asking.asking.ready = 2000
         asking.settle()
         assert len(asking.acks("sink")) == checkpoint
-    assert asking.asking.most <= CAPACITY - 1 + LEAST_ROWS
+    assert asking.asking.most <= CAPACITY - 1 + FIRST_ROWS
     asking.asking.ready = sent
     asking.settle()
     assert values(asking) == list(range(sent))
