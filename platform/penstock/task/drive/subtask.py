@@ -426,7 +426,13 @@ class Subtask:
         self._restore.load_next()
         if self._restore.complete:
             self._restore = None
+            self._start_background()
         return True
+
+    def _start_background(self) -> None:
+        """Start compactions and prefetches that are due, but none during a restore, whose rows wait for it."""
+        if self._restore is None:
+            self._compactor.start_due(self._stores)
 
     def _load_rest(self) -> None:
         while self._load_part():
@@ -576,7 +582,7 @@ class Subtask:
                 overtaken=overtaken,
             )
         )
-        self._compactor.start_due(self._stores)
+        self._start_background()
 
     def _send_on(self, barrier: Barrier, overtaken: OvertakenRows | None, *, overtakes: bool) -> None:
         if overtaken is not None:
@@ -616,11 +622,11 @@ class Subtask:
             budget=self._memory_budget,
         )
         self._stores = open_chain(self._chain, self.deployment, self._environment, services, self._services.prepared)
-        self._compactor.start_due(self._stores)
         combine_outputs(self._outputs, self.deployment.settings)
         expect_combined(self._gate, self._chain.links[0])
         restores = [store.restore for store in self._stores if store.restore is not None]
         self._restore = next((restore for restore in restores if not restore.complete), None)
+        self._start_background()
         if self._overtakes or self._restore is not None:
             self._waiting = WaitingRows.of(self._chain.links[0], self._environment.limits.waiting_bytes)
             self.metrics.waiting = self._waiting

@@ -15,6 +15,7 @@ from penstock.graph.task_deployment import OperatorRestore, RestoredRows
 from penstock.network.in_flight import decode_rows
 from penstock.operators.aggregates.running_operators import RunningAggregateOperator
 from penstock.state.memory.limits import PRODUCTION
+from penstock.state.store import KeyedState
 
 COUNTED = schema_to_text(pa.schema([pa.field("x", pa.int64()), pa.field("n", pa.int64(), nullable=False)]))
 COUNT = {"key": ["x"], "aggregates": [{"alias": "n", "fn": "count", "column": None}]}
@@ -283,6 +284,16 @@ def test_a_checkpoint_needs_no_state_that_is_not_loaded(loading, start, batch_of
     again.sources[0].script.append(batch_of(*range(1, 21)))
     again.settle()
     assert dict(again.sink.seen) == dict.fromkeys(range(1, 21), 3)
+
+
+def test_no_compaction_begins_before_the_state_is_loaded(loading, monkeypatch):
+    complete = []
+    monkeypatch.setattr(KeyedState, "compaction", lambda store: complete.append(store.restore.complete))
+    loading.world.trigger(2)
+    loading.world.settle()
+    assert ("barrier", 2) in loading.seen
+    assert complete
+    assert all(complete)
 
 
 def test_a_state_that_is_loaded_at_once_lets_no_row_wait(start, saved):
