@@ -33,6 +33,8 @@ class ProcessingWindowOperator(Operator):
         self._windows = WindowAggregateOperator()
         opened = self._windows.open(dataclasses.replace(context, input_schemas=(self._rows,)))
         assert opened.combined_schema is not None  # noqa: S101 - windows of aggregates take combined rows
+        assert context.keyed_state is not None  # noqa: S101 - the windows have checked it
+        context.keyed_state.finish_restore()  # the timer is the first end of all windows, and rows fire what is due
         self._combined = opened.combined_schema
         self._clock = context.clock
         self._last = self._windows.fired_to + 1
