@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from penstock.state.log.arrival import ArrivingState
     from penstock.task.chain.chain import ChainLink
 
+#: Watermarks and statuses that wait at most.
+_MOST_HELD = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
@@ -77,8 +80,8 @@ class WaitingRows:
 
     @property
     def full(self) -> bool:
-        """Whether so many rows wait that no further ones may be read."""
-        return self._bytes >= self._limit_bytes
+        """Whether so much waits that nothing further may be read."""
+        return self._bytes >= self._limit_bytes or len(self._held) >= _MOST_HELD
 
     @property
     def batches(self) -> tuple[tuple[int, Batch], ...]:
@@ -114,15 +117,20 @@ class WaitingRows:
         return bool(self._held)
 
     def hold(self, channel: int, element: Watermark | WatermarkStatus) -> None:
-        """Let a watermark or status wait until no row does; the newest watermark of a channel replaces the last one.
+        """Let a watermark or status wait until no row does; a watermark replaces one of its channel just before it.
 
+        Those of other channels are not passed: the result for a channel that becomes active depends on the order.
         Rows that pass a watermark are not late by it. A checkpoint does not contain it: a restart sends it again.
         """
-        last = next((i for i in reversed(range(len(self._held))) if self._held[i][0] == channel), None)
-        if last is not None and isinstance(element, Watermark) and isinstance(self._held[last][1], Watermark):
-            self._held[last] = (channel, element)
-        else:
-            self._held.append((channel, element))
+        last = self._held[-1] if self._held else None
+        if (
+            last is not None
+            and last[0] == channel
+            and isinstance(last[1], Watermark)
+            and isinstance(element, Watermark)
+        ):
+            self._held.pop()
+        self._held.append((channel, element))
 
     def take_held(self) -> tuple[int, Watermark | WatermarkStatus] | None:
         """Remove and return the first held element; None: it has to wait, or there is none."""

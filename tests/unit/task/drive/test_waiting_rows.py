@@ -1,12 +1,15 @@
 """Rows that wait for state: any schedule of batches and fetches keeps every row, and the order of each key's rows."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.depth import examples
 
-from penstock.core.elements import Batch
+from penstock.core.elements import Batch, Watermark, WatermarkStatus
+from penstock.eventtime.watermarks import WatermarkMerger
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.task.drive.waiting_rows import WaitingRows
 
@@ -149,3 +152,51 @@ def test_each_input_has_its_key():
     state = State(fetched={1})
     waiting = WaitingRows(state, [("k",), ("n",)], 1 << 20)
     assert rows_of([waiting.split(batch([(0, 1), (1, 0)]), 1)]) == [(0, 1)]
+
+
+def apply(merger, channel, element):
+    if isinstance(element, Watermark):
+        merger.update(channel, element.timestamp)
+    else:
+        merger.status(channel, idle=element.idle)
+
+
+@examples(400)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 4)), max_size=20), st.integers(0, 20))
+def test_watermarks_and_statuses_that_waited_have_the_effect_of_those_that_did_not(steps, held_from):
+    """A step advances the watermark of a channel, or makes it idle or active."""
+    state = SimpleNamespace(only_rows=True)
+    waiting = WaitingRows(state, [("k",)], 1 << 20)
+    expected, found, marks = WatermarkMerger(3), WatermarkMerger(3), [0] * 3
+    idle = [False] * 3
+    for number, (channel, more) in enumerate(steps):
+        marks[channel] += max(0, more)
+        idle[channel] ^= more < 0
+        element = WatermarkStatus(idle=idle[channel]) if more < 0 else Watermark(marks[channel])
+        apply(expected, channel, element)
+        if number < held_from:
+            apply(found, channel, element)
+        else:
+            waiting.hold(channel, element)
+    assert waiting.take_held() is None
+    state.only_rows = False
+    while (element := waiting.take_held()) is not None:
+        apply(found, *element)
+    assert (found.combined, found.idle) == (expected.combined, expected.idle)
+
+
+def test_no_more_is_read_when_many_watermarks_wait():
+    state = SimpleNamespace(only_rows=True)
+    waiting = WaitingRows(state, [("k",)], 1 << 20)
+    for number in range(1 << 12):
+        assert not waiting.full
+        waiting.hold(0, Watermark(number))
+        waiting.hold(0, Watermark(number))
+        waiting.hold(1, Watermark(number))
+        if waiting.full:
+            break
+    assert waiting.full
+    state.only_rows = False
+    while waiting.take_held() is not None:
+        pass
+    assert not waiting.full
