@@ -48,8 +48,10 @@ class PartialRestore:
 
     def __init__(self, hash_range: HashRange, parts: int, load: Callable[[HashRange], None]) -> None:
         """Load nothing yet; `load` adds the rows of a hash range, and is called once for each, in ascending order."""
-        self._parts, self._load = hash_range.split(parts), load
+        self._parts = hash_range.split(parts)
         self._loaded = 0
+        #: None after the last part: it keeps segments open.
+        self._load: Callable[[HashRange], None] | None = load
 
     @property
     def complete(self) -> bool:
@@ -80,8 +82,11 @@ class PartialRestore:
         Raises:
             PenstockError: as the declaration of the table.
         """
+        assert self._load is not None  # noqa: S101 - not complete
         self._load(self._parts[self._loaded])
         self._loaded += 1
+        if self.complete:
+            self._load = None
 
     def load_rest(self) -> None:
         """Load all parts that are left; raises as `load_next`."""

@@ -406,7 +406,7 @@ class Subtask:
             polled = gate.poll()
             if polled is None or isinstance(polled[1], Batch) or self._passes_rows(polled[1]):
                 return polled
-            if isinstance(polled[1], Watermark | WatermarkStatus):
+            if self._restore is not None and isinstance(polled[1], Watermark | WatermarkStatus):
                 waiting.hold(polled[0], polled[1])
             else:
                 self._delayed = polled
@@ -430,7 +430,10 @@ class Subtask:
         return True
 
     def _start_background(self) -> None:
-        """Start compactions and prefetches that are due, but none during a restore, whose rows wait for it."""
+        """Start compactions and prefetches that are due, but none during a restore.
+
+        A merged segment would let retention delete files that the restore has still to read.
+        """
         if self._restore is None:
             self._compactor.start_due(self._stores)
 

@@ -1,9 +1,9 @@
 """`WaitingRows`: rows of keys whose state is being fetched or loaded; rows of other keys pass them.
 
-Rows of one key keep their order: a row waits while an earlier one of its key does. Watermarks and statuses wait until
-no row does and a restore is complete; rows and barriers of checkpoints pass them, and the waiting rows become rows in
-flight of the checkpoint. Ends of input and savepoints wait too, and nothing passes them. Kept by
-`task.drive.subtask`, in its thread.
+Rows of one key keep their order: a row waits while an earlier one of its key does. Everything else in the input
+(watermarks, ends of input, savepoints) waits until no row does; only the barriers of checkpoints pass, and the waiting
+rows become rows in flight of the checkpoint. During a restore, which ends soon, rows also pass watermarks and statuses.
+Kept by `task.drive.subtask`, in its thread.
 """
 
 from __future__ import annotations
