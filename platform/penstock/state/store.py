@@ -409,9 +409,8 @@ def _pane_loads(table: PaneTable, files: Sequence[SegmentFile]) -> Iterator[Call
     """Yield the function that loads each segment, oldest first: into the cold file only below rows in memory."""
     direct = True
     for file in files:
-        rows = rows_in_clip(file.segment)
-        load = table.loader(rows) if direct else table.load
-        direct = direct and (load != table.load or not rows)  # a segment without own rows changes nothing
+        load = table.loader(rows_in_clip(file.segment)) if direct else table.load
+        direct = load != table.load
         yield load
 
 
