@@ -1,4 +1,4 @@
-"""The slots of a cluster: who gets them, what jobs are told, and what one job holds over its restarts."""
+"""The slot pool of a cluster: which jobs get slots, what they are told, and which slots a job keeps over restarts."""
 
 from __future__ import annotations
 
