@@ -185,19 +185,19 @@ def measure(cluster, job_id, reader, options):
         )
         times.append(round(published - killed, 3))
         if options.story:
-            tell(cluster, job_id, killed)
+            with cluster.client() as rest:
+                tell(rest, job_id, killed)
         time.sleep(METRICS_S)
         read = ", ".join(f"{way} {size >> 20}" for way, size in bytes_read(cluster, job_id).items())
         print(f"kill {number + 1}: {options.victim} {pid}, {times[-1]} s; MB read: {read}", flush=True)
     return times
 
 
-def tell(cluster, job_id, killed):
-    """What the JobManager did after the kill, in seconds from it."""
-    with cluster.client() as rest:
-        for entry in rest.story(job_id):
-            if entry["at_ms"] / 1000 > killed:
-                print(f"  {entry['at_ms'] / 1000 - killed:6.3f} {entry['kind']} {entry['text']}", flush=True)
+def tell(rest, job_id, since):
+    """Print what the JobManager did after a moment, in seconds from it."""
+    for entry in rest.story(job_id):
+        if entry["at_ms"] / 1000 > since:
+            print(f"  {entry['at_ms'] / 1000 - since:6.3f} {entry['kind']} {entry['text']}", flush=True)
 
 
 def state_bytes(cluster, job_id):
@@ -254,6 +254,7 @@ def live_job(options, *, slow=False, interval="1s", more="", **cluster_options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--interval", default="1s", help="checkpoint interval")
     parser.add_argument("--rate", type=int, default=RATE, help="events a second")
     parser.add_argument("--keys", type=int, default=KEYS, help="keys of state")
     parser.add_argument("--victim", choices=("worker", "taskmanager", "jobmanager"), default="worker")
@@ -265,7 +266,8 @@ def main():
     options = parser.parse_args()
     more = f", state_backend={options.backend!r}" + (f", managed_memory={options.memory!r}" if options.memory else "")
     more += ", unaligned_checkpoints=True" if options.unaligned else ""
-    with live_job(options, slow=options.slow_import, more=more) as (cluster, job_id, live, reader):
+    job = {"slow": options.slow_import, "interval": options.interval, "more": more}
+    with live_job(options, **job) as (cluster, job_id, live, reader):
         steady = sorted(delays(reader)[-20:])
         state = state_bytes(cluster, job_id)
         times = measure(cluster, job_id, reader, options)
@@ -273,7 +275,8 @@ def main():
         "victim": options.victim, "kills": len(times), "p50_s": round(statistics.median(times), 3), "max_s": max(times),
         "steady_delay_p50_s": round(statistics.median(steady), 3), "slow_import": options.slow_import,
         "rate": options.rate, "keys": options.keys, "producer_behind_s": round(live.behind_s, 2),
-        "backend": options.backend, "state_mb": state >> 20, "load": round(os.getloadavg()[0], 1),
+        "interval": options.interval, "backend": options.backend, "state_mb": state >> 20,
+        "load": round(os.getloadavg()[0], 1),
     }  # fmt: skip
     print(json.dumps(figures))
 

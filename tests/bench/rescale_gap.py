@@ -41,7 +41,8 @@ def measure(cluster, job_id, reader, options):
         gap = silence(reader, asked, asked + AROUND_S - 0.5)
         found.append((round(gap, 3), round(took, 3)))
         if options.story:
-            tell(cluster, job_id, asked)
+            with cluster.client() as rest:
+                tell(rest, job_id, asked)
         print(f"to {parallelism}: {gap:.3f} s without output, {took:.3f} s until it ran", flush=True)
     return found
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from tests.bench.recovery_time import tell
 from tests.cluster.stage import _Capture
 from tests.support.waiting import wait_until
 
@@ -289,6 +290,8 @@ def measure(scene, name):
         for _ in range(scene.options.times):
             job = WAYS[name](scene, job)
             scene.wait_for_output(name, time.time() + scene.options.steady)
+    for began in scene.changes if scene.options.story else ():
+        tell_around(job, began, published.times, scene.marks(name))
     began = scene.changes[0]
     marks = scene.marks(name)
     figures = {"gap_s": marks, "published_gap_s": published.times}
@@ -302,6 +305,19 @@ def measure(scene, name):
     told(way=name, **after, **before, each=each, load=round(os.getloadavg()[0], 1))
     job.cancel()
     job.wait()
+
+
+def tell_around(job, since, published, marks):
+    """Print the story of a change, its checkpoints, and the longest times without one and without a row."""
+    told(change=time.strftime("%H:%M:%S", time.gmtime(since)))
+    tell(job.client, job.job_id, since)
+    for one in sorted(job.client.checkpoints(job.job_id)["history"], key=lambda one: one["id"]):
+        begun = one["trigger_timestamp"] / 1000 - since
+        if begun > -2:
+            print(f"  {begun:7.3f} checkpoint {one['id']} {one['status']} {one['end_to_end_duration']} ms", flush=True)
+    for what, times in (("rows", marks), ("checkpoints", published)):
+        gaps = sorted(((b - a, b - since) for a, b in itertools.pairwise(times) if b > since), reverse=True)[:4]
+        print(f"  no {what}:", ", ".join(f"{gap:.2f} until {end:.2f}" for gap, end in gaps), flush=True)
 
 
 def completed_since(job, since):
@@ -330,6 +346,7 @@ def main():
     parser.add_argument("--spark", action="store_true", help="rewrite whole states on Spark")
     parser.add_argument("--only", nargs="*", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--steady", type=float, default=5.0, help="seconds of output before and after the change")
+    parser.add_argument("--story", action="store_true", help="print what the JobManager did in each")
     parser.add_argument("--times", type=int, default=1, help="how often; medians of all changes are printed")
     options = parser.parse_args()
     spark = ("--engine", "spark", "--master", f"local[{options.cores}]") if options.spark else ()
