@@ -19,11 +19,12 @@ from penstock.cli.options import (
     LogFormatOption,
     OtlpOption,
     SecurityOption,
-    connect,
     print_json,
     say,
 )
+from penstock.client.access import access_of
 from penstock.client.kernels import compile_kernels, kernel_modules
+from penstock.client.rest_client import RestClient
 
 
 def compile_all(*, json: JsonOption = False) -> None:
@@ -66,7 +67,9 @@ def jobmanager(
 ) -> None:
     """Run a JobManager until it is stopped, as leader or standby."""
     if hand_over:
-        connect(serve.ha_root_of(_given({"ha-root": ha_root}))).hand_over()
+        root = serve.ha_root_of(_given({"ha-root": ha_root}))
+        # a folder without a leader would be taken for a URL
+        RestClient(root if "://" in root else f"file://{Path(root).absolute()}", access_of()).hand_over()
         say("the leader hands over to a standby")
         return
     options = {"ha-root": ha_root, "host": host, "rest-port": rest_port, "rpc-port": rpc_port, "security": security}
