@@ -42,9 +42,10 @@ class Checks:
     def __init__(self, world: World) -> None:
         self._world = world
         self._sealed = 0
-        #: Generation of the lease and its last writes; owner of each generation; owner and time of the newest.
-        self._lease = 0
+        #: Generation of the lease, the last that was released, and the last writes of the lease.
+        self._lease = self._released = 0
         self._renewals: deque[float] = deque(maxlen=50)
+        #: Owner of each generation; owner and time of the newest.
         self._leaders: dict[int, str] = {}
         self._newest = "", 0.0
         #: Generations that have answered a standby; the last one that a standby wants to replace before its lease ends.
@@ -115,9 +116,9 @@ class Checks:
         return max(self._leaders, default=0)
 
     def _taken(self, generation: int, owner: str) -> None:
-        """A generation was taken: its predecessor had the time of a lease, unless its process has ended."""
+        """A generation was taken: its predecessor had the time of a lease, unless it has ended or hands over."""
         now_ms, (before, since_ms) = self._world.clock.elapsed_ms, self._newest
-        ended = not before or self._world.exit_is_known(before)
+        ended = not before or self._released == generation - 1 or self._world.exit_is_known(before)
         least_ms = TTL_MS / 3 if self._early == generation - 1 else TTL_MS
         if not ended and now_ms - since_ms < least_ms:
             self._world.scheduler.fail(
@@ -134,6 +135,8 @@ class Checks:
             if lease.generation < self._lease:
                 self._world.scheduler.fail(f"the lease went back from generation {self._lease} to {lease.generation}")
             self._lease = lease.generation
+            if lease.released:
+                self._released = lease.generation
             self._renewals.append(self._world.clock.elapsed_ms)
         elif key.startswith("leader/"):
             record = msgspec.json.decode(data, type=LeaderRecord)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from tests.sim.faults import PATH_BROKEN
+from tests.sim.faults import HAND_OVER, PATH_BROKEN
 from tests.sim.mutants import Mutant, Patch
 
 from penstock.checkpoint import ha_records, leader_lease
@@ -66,6 +66,15 @@ def _lost_races_are_repeated(patch: Patch) -> None:
         self.taken = generation
 
     patch.setattr(LeaseWatch, "lost", at_once)
+
+
+def _released_for_all(patch: Patch) -> None:
+    lapsed = LeaseWatch.lapsed
+
+    def at_once(self: LeaseWatch, lease: LeaderLease | None, *times: float, **known: Any) -> bool:
+        return lapsed(self, lease, *times, **known) or (lease is not None and lease.released)
+
+    patch.setattr(LeaseWatch, "lapsed", at_once)
 
 
 def _any_generation_is_lapsed(patch: Patch) -> None:
@@ -133,6 +142,14 @@ ELECTION = (
         _SLOW,
         seeds=60,
         likely=7,
+    ),
+    Mutant(
+        "a released lease ends the lead of the next leader",
+        _released_for_all,
+        {"upload-delayed": 0.5},
+        {HAND_OVER: 2.0},
+        _SLOW,
+        likely=3,
     ),
     Mutant(
         "a generation is taken from its leader",

@@ -37,6 +37,8 @@ POINTS: Mapping[str, float] = {
 COPY_DAMAGED = "copy-damaged"
 #: Struck by the nemesis: a user rescales the running job.
 RESCALE = "rescale"
+#: Struck by the nemesis: a user lets the leader hand over to a standby.
+HAND_OVER = "leader-hands-over"
 #: Struck by the nemesis: the path from a standby to the leader breaks; both reach the store.
 PATH_BROKEN = "path-broken"
 #: Struck by the nemesis: kind -> weight.
@@ -143,6 +145,10 @@ class Swarm:
     def break_paths(self, chance: random.Random) -> None:
         """Draw how often the path from a standby to the leader breaks."""
         self._add(PATH_BROKEN, chance.choice([0.0, 0.2, 0.4]))
+
+    def hand_over(self, chance: random.Random) -> None:
+        """Draw how often the leader hands over."""
+        self._add(HAND_OVER, chance.choice([0.0, 0.0, 0.2]))
 
     def rescale(self, chance: random.Random) -> None:
         """Draw how often the running job is rescaled."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tests.sim.faults import PATH_BROKEN, RESCALE
+from tests.sim.faults import HAND_OVER, PATH_BROKEN, RESCALE
 
 from penstock.jobmanager.messages import events as ev
 
@@ -33,6 +33,7 @@ class Nemesis:
             "kafka-down": self._kafka_down,
             "store-down": self._store_down,
             "savepoint": self._savepoint,
+            HAND_OVER: self._hand_over,
             RESCALE: self._rescale,
             PATH_BROKEN: self._break_path,
         }
@@ -93,6 +94,13 @@ class Nemesis:
         if leader is None or leader.dead or not leader.ready or self._world.scheduler.is_held(leader.owner):
             return False
         self._world.pause_leader(leader)
+        return True
+
+    def _hand_over(self) -> bool:
+        leader = self._world.leader
+        if leader is None or leader.dead or not leader.ready or self._world.scheduler.is_held(leader.owner):
+            return False
+        self._world.hand_over(leader)
         return True
 
     def _some_standby(self) -> str:

@@ -32,6 +32,7 @@ def world_of(seed: int) -> World:
     swarm.damage_copies(random.Random(f"damaged copies {seed}"))
     if "adaptive_scheduler" not in plan.settings:  # its parallelism follows the slots
         swarm.rescale(random.Random(f"rescales {seed}"))
+    swarm.hand_over(random.Random(f"hand-overs {seed}"))
     if plan.probes:
         swarm.break_paths(random.Random(f"paths {seed}"))
     return World(seed, plan, swarm)

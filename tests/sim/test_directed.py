@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.sim.faults import Swarm
+from tests.sim.faults import HAND_OVER, Swarm
 from tests.sim.scheduler import SimulationError
 from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
@@ -45,6 +45,14 @@ def test_the_next_leader_adopts_a_region_that_has_restarted(seed):
     simulated.scheduler.at(200, "kill the leader", kill_leader_after_restart)
     counts = simulated.execute().counts
     assert (counts["restarted-region-adopted"], counts["workers-not-adopted"], counts["restart"]) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_leader_hands_over_and_all_workers_are_kept(seed):
+    simulated = world(seed)
+    simulated.scheduler.at(300, "hand over", lambda: simulated.nemesis.now(HAND_OVER))
+    counts = simulated.execute().counts
+    assert (counts["leader-elected"], counts["workers-adopted"], counts["restart"]) == (2, 1, 0)
 
 
 def losing_a_question(seed: int) -> World:

@@ -68,6 +68,7 @@ LEAST = {
     "leader-elected": 400,
     "leader-superseded": 5,
     "path-broken": 25,
+    "leader-hands-over": 30,
     "replaced-before-its-lease-ended": 12,
     "command-late": 6,
     "workers-adopted": 40,

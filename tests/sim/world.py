@@ -26,7 +26,7 @@ from tests.sim.scheduler import Scheduler
 from tests.sim.worker import TaskManager, Worker
 from tests.sim.workload import OUTPUT, Plan
 
-from penstock.checkpoint.leader_lease import LEASE, LeaderLease
+from penstock.checkpoint.leader_lease import LEASE, LeaderLease, released, write_lease
 from penstock.checkpoint.memory_store import MemoryStore
 from penstock.core.errors import StorageError
 from penstock.graph.rescale import rescaled
@@ -301,6 +301,13 @@ class World:
         """Stop the JobManager: TaskManagers hang up, and if that takes long, a standby takes over meanwhile."""
         self.pause(leader.owner, self.random.uniform(80, 1500))
         self._hang_up()
+
+    def hand_over(self, leader: Leader) -> None:
+        """Close the leader and release its lease: a standby takes over at once, and it becomes a standby."""
+        held, _renewed_ms = self.leads[leader.owner]
+        self.kill_leader(leader)
+        release = lambda: write_lease(self.store, released(held))
+        self.spawn(f"{leader.owner} closing", "release the lead", release, lambda _result, _error: None, 0.1)
 
     def _end(self, leader: Leader) -> None:
         if not leader.dead:
