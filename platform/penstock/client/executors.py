@@ -371,7 +371,7 @@ def _submitted(handle: JobHandle) -> JobResult:
     deadline_ms = clock.monotonic_ms() + _RESTORED_WAIT_MS
     while True:
         summary = handle.client.summary(handle.job_id)
-        waits = summary["state"] == "CREATED" and not summary["restored"] and not summary["waits-for"]
+        waits = summary["state"] in ("INITIALIZING", "CREATED") and not summary["restored"] and not summary["waits-for"]
         if not waits or clock.monotonic_ms() > deadline_ms:
             break
         clock.sleep_ms(_RESTORED_POLL_MS)

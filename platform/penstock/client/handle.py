@@ -105,7 +105,7 @@ class JobHandle:
         return job_command(command, self.name, self.cluster)
 
     def status(self) -> str:
-        """Return the job's state with Flink's names: CREATED, RUNNING, RESTARTING, FINISHED, CANCELED, FAILED, ..."""
+        """Return the job's state with Flink's names: INITIALIZING, CREATED, RUNNING, FINISHED, FAILED, ..."""
         return str(self.client.job(self.job_id)["state"])
 
     def wait(self, *, timeout_ms: float | None = None, on_poll: Callable[[dict[str, Any]], None] | None = None) -> str:

@@ -65,7 +65,7 @@ class JobHandle(Protocol):
         """Return the name it was submitted under."""
 
     def status(self) -> str:
-        """Return the job's state, Flink's names: CREATED, RUNNING, RESTARTING, FINISHED, CANCELED, FAILED..."""
+        """Return the job's state, Flink's names: INITIALIZING, CREATED, RUNNING, FINISHED, FAILED..."""
 
     def wait(self, *, timeout_ms: float | None = None, on_poll: Callable[[dict[str, Any]], None] | None = None) -> str:
         """Wait until the job has ended; return its state.

@@ -290,7 +290,8 @@ async def test_a_job_is_cancelled_before_its_recovery_has_started_it(
     await asyncio.wait_for(sealing.wait(), DEADLINE_S)
     assert [failure.error for failure in dispatcher.exceptions(JOB)] == ["RuntimeError: an internal error"] * known
     await dispatcher.cancel(JOB)
-    assert dispatcher.summary(JOB).state == "CREATED"
+    assert dispatcher.summary(JOB).state == "INITIALIZING"
+    assert dispatcher.detail(JOB).timestamps.keys() == {"INITIALIZING"}
     released.set()
     await asyncio.wait_for(dispatcher._jobs[JOB].driver.ended.wait(), DEADLINE_S)
     await settled(dispatcher)

@@ -30,6 +30,8 @@ from penstock.jobmanager.messages.views import (
     VertexView,
 )
 
+#: The state of a job that has no JobMaster yet.
+_INITIALIZING = "INITIALIZING"
 _ORDER = ("FAILED", "CANCELED", "CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", "RUNNING", "FINISHED")
 
 
@@ -44,7 +46,7 @@ def summary_of(
         return JobSummary(
             job_id=record.job_id,
             name=record.name,
-            state=record.ended or JobStatus.CREATED.value,
+            state=record.ended or _INITIALIZING,
             run_id=record.run_id,
             start_ms=record.submitted_ms,
             end_ms=record.ended_ms,
@@ -100,7 +102,7 @@ def _version(record: JobRecord) -> str:
 
 def detail_of(summary: JobSummary, graph: JobGraph, master: JobMaster | None, now_ms: int) -> JobDetail:
     """Return the detail view of a job: its summary, graph and subtasks."""
-    entered = {JobStatus.CREATED: summary.start_ms} if master is None else master.status.entered_ms
+    entered = {} if master is None else master.status.entered_ms
     return JobDetail(
         summary=summary,
         vertices=tuple(_vertex(graph, vertex, master, now_ms, summary.state) for vertex in graph.vertices),
@@ -115,7 +117,7 @@ def detail_of(summary: JobSummary, graph: JobGraph, master: JobMaster | None, no
             for edge in graph.edges
         ),
         settings=graph.settings,
-        timestamps={state.value: at_ms for state, at_ms in entered.items()},
+        timestamps={_INITIALIZING: summary.start_ms} | {state.value: at_ms for state, at_ms in entered.items()},
         fingerprint=graph.fingerprint,
     )
 
