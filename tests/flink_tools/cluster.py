@@ -28,18 +28,29 @@ env.execute({name!r})
 class Place:
     """A cluster of one TaskManager, and jobs that never end."""
 
-    def __init__(self, folder, slots=2, tokens=None):
+    def __init__(self, folder, slots=2, tokens=None, jobmanagers=1):
         """`tokens`: what has the `environment` of a protected cluster's processes."""
         self.folder, self.tokens = folder, tokens
         environment = {} if tokens is None else tokens.environment
         config = LocalClusterConfig(
-            taskmanagers=1, slots_per_taskmanager=slots, directory=folder / "cluster", environment=environment
+            taskmanagers=1,
+            slots_per_taskmanager=slots,
+            jobmanagers=jobmanagers,
+            directory=folder / "cluster",
+            environment=environment,
         )
         self.cluster = LocalCluster(config)
 
     @property
     def address(self):
         return urlsplit(self.cluster.rest_url).netloc
+
+    @property
+    def standby(self):
+        """The address of the last JobManager, once the leader knows it."""
+        with self.cluster.client() as client:
+            wait_until(client.standbys, "the standby", step=0.1)
+        return urlsplit(self.cluster.address.rpartition(",")[2]).netloc
 
     def submit(self, name, **options):
         """Start a job and return its id once it has a checkpoint."""

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.flink_tools.cluster import Place
 from tests.flink_tools.installation import FlinkCli
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -44,6 +45,14 @@ def test_list_savepoint_stop_and_dispose(flink, place, tmp_path):
     assert not [path for path in taken.rglob("*") if path.is_file()]
     assert "there is no savepoint at" in flink("savepoint", "-dispose", str(taken), code=1)
     assert "is FINISHED" in flink("stop", job, code=1)
+
+
+def test_a_standby_takes_commands(flink_home, tmp_path):
+    place = Place(tmp_path, jobmanagers=2)
+    with place.cluster:
+        job = place.submit("led")
+        FlinkCli(tmp_path, place.standby)("cancel", job)
+        place.wait(job, "CANCELED")
 
 
 @pytest.mark.nightly
