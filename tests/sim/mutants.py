@@ -473,7 +473,7 @@ def _end_ignored(patch: Patch) -> None:
 
 #: Rows wait in every queue, and barriers overtake them.
 _FULL = {**_SLOW, "input_ms": 20.0, "slow_ms": 8.0}
-_OVERTAKING = {
+OVERTAKING = {
     "unaligned_checkpoints": True,
     "aligned_checkpoint_timeout_ms": 0,
     "buffer_size_bytes": 256,
@@ -637,7 +637,7 @@ MUTANTS = (
         {"frames-delayed": 0.2},
         {"worker-killed": 1.0},
         {**_FULL, "phases": [Phase(3, "finish")]},
-        _OVERTAKING,
+        OVERTAKING,
         seeds=20,
         likely=2,
     ),
@@ -647,7 +647,7 @@ MUTANTS = (
         {},
         {"worker-killed": 1.0},
         {**_FULL, "phases": [Phase(2, "finish")]},
-        _OVERTAKING,
+        OVERTAKING,
         seeds=20,
     ),
     Mutant(
@@ -656,7 +656,7 @@ MUTANTS = (
         {},
         {},
         {**_FULL, "slow_ms": 40.0, "phases": [Phase(3, "cancel"), Phase(2, "cancel"), Phase(3, "finish")]},
-        _OVERTAKING,
+        OVERTAKING,
         seeds=20,
         likely=2,
     ),
@@ -666,7 +666,7 @@ MUTANTS = (
         {},
         {"worker-killed": 1.0},
         {**_FULL, "phases": [Phase(1, "finish")]},
-        _OVERTAKING,
+        OVERTAKING,
         seeds=20,
     ),
     Mutant(
@@ -675,7 +675,7 @@ MUTANTS = (
         {},
         {"worker-killed": 1.0},
         {**_FETCHING, "phases": [Phase(2, "finish")]},
-        _OVERTAKING | _REMOTE,
+        OVERTAKING | _REMOTE,
         seeds=20,
     ),
     Mutant(
@@ -692,7 +692,7 @@ MUTANTS = (
         {},
         {"worker-killed": 1.0},
         {**_FETCHING, "phases": [Phase(2, "finish")]},
-        _OVERTAKING | _REMOTE,
+        OVERTAKING | _REMOTE,
         seeds=20,
     ),
     Mutant(

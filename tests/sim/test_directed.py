@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
+from tests.sim import world as worlds
 from tests.sim.faults import HAND_OVER, Swarm
+from tests.sim.mutants import OVERTAKING
 from tests.sim.scheduler import SimulationError
 from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
 
 from penstock.jobmanager.change.job_change import Rescale
 from penstock.operators.aggregates.combine import Combiner
+from penstock.task.drive import subtask
 
 
 def world(seed: int, **plan: object) -> World:
@@ -189,3 +193,22 @@ def test_a_store_and_a_broker_that_fail_while_a_running_job_is_rescaled(seed):
     swarm = Swarm(random.Random(seed), points=points, strikes_={"kafka-down": 1.0, "worker-zombie": 1.0})
     steps = [(at_ms, 1 + at_ms // 150 % 3) for at_ms in range(100, 1600, 150)]
     assert rescaling(seed, swarm, *steps).execute().counts["rescaled-in-place"] > 0
+
+
+@pytest.mark.parametrize("seed", [1, 5, 6])
+def test_overtaken_rows_are_restored_at_1_2_and_5_subtasks(seed, monkeypatch):
+    restored, read = Counter(), subtask.restored_rows
+
+    def noted(deployment, read_file):
+        restored[deployment.parallelism] += len(deployment.in_flight)
+        return read(deployment, read_file)
+
+    monkeypatch.setattr(subtask, "restored_rows", noted)
+    monkeypatch.setattr(worlds, "_SLOTS", 3)
+    phases = [Phase(2, "cancel"), Phase(5, "cancel"), Phase(1, "cancel"), Phase(2)]
+    simulated = world(seed, phases=phases, input_ms=20.0, slow_ms=20.0)
+    simulated.plan.settings |= {**OVERTAKING, "key_groups": 16}
+    swarm = Swarm(random.Random(seed), strikes_={"worker-killed": 1.0}, every_ms=150.0)
+    counts = World(seed, simulated.plan, swarm).execute().counts
+    assert counts["worker-killed"] > 0
+    assert min(restored[parallelism] for parallelism in (1, 2, 5)) > 0
