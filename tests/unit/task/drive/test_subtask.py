@@ -531,3 +531,32 @@ def test_rows_that_wait_for_a_barrier_are_the_used_network_memory_of_the_worker(
     w.abort(1)
     w.settle()
     assert used() == {"processCpuMs": 1.0, "managedMemoryUsed": 0.0, "networkMemoryUsed": 0.0}
+
+
+def test_with_a_debloating_target_a_subtask_tells_what_waits_by_bytes_and_time(world, batch_of):
+    settings = JobSettings(checkpoint_root="memory://unit", buffer_timeout_ms=0, buffer_debloat_target_ms=100)
+    w = running(world, settings=settings)
+    (source,), (sink,) = w.subtasks("source"), w.subtasks("sink")
+    take = w.sink.process_batch
+
+    def take_slowly(*rows):
+        w.clock.advance(100)
+        take(*rows)
+
+    w.sink.process_batch = take_slowly
+    w.sources[0].script += [batch_of(*range(100))] * 40
+    for taken in (True,) * 3 + (False,) * 5:
+        source.step()
+        w.transport.pump_all()
+        if taken:
+            sink.step()
+    told = sink.metrics.read()
+    assert told["inputQueueSize"] == sink.gate.bytes_queued > 0
+    assert told["debloatedBufferSize"] == sink.gate.window
+    assert 0 < told["estimatedTimeToConsumeBuffersMs"] <= 100
+    w.settle()
+    assert sink.metrics.read()["inputQueueSize"] == 0
+
+
+def test_without_a_target_a_subtask_tells_no_window(world):
+    assert "debloatedBufferSize" not in running(world).subtasks("sink")[0].metrics.read()
