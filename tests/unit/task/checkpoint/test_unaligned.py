@@ -6,6 +6,7 @@ import pytest
 from penstock.config.settings import JobSettings
 from penstock.core.elements import BarrierKind
 from penstock.graph.task_deployment import InputSpec, OutputSpec, RestoredRows
+from penstock.network.in_flight import decode_rows
 from penstock.rpc.messages import AskTasks, LetBarriersOvertake, TriggerCheckpoint
 
 SETTINGS = JobSettings(
@@ -154,3 +155,38 @@ def test_a_channel_does_not_wait_for_the_barrier_of_a_leader_that_has_ended(worl
     job.broadcast(AskTasks(job_id="job", generation=2))
     job.settle()
     assert seen(job) == [7]
+
+
+def test_a_subtask_with_a_broadcast_input_aligns_all_inputs(job, batch_of):
+    """The barrier of the other input leaves its sender before the queued rows there, and is read in order."""
+    overtaking = job.deployment
+
+    def with_broadcast(vertex, subtask):
+        task = overtaking(vertex, subtask)
+        if vertex == "source":
+            kept = () if subtask == 0 else tuple(msgspec.structs.replace(spec, overtakes="") for spec in task.outputs)
+            return msgspec.structs.replace(task, outputs=kept or task.outputs)
+        (spec,) = task.inputs
+        keyed, broadcast = spec.channels
+        inputs = (
+            msgspec.structs.replace(spec, channels=(keyed,)),
+            msgspec.structs.replace(spec, channels=(broadcast,), input_index=1, overtakes=""),
+        )
+        return msgspec.structs.replace(task, inputs=inputs)
+
+    job.deployment = with_broadcast
+    fill(job, batch_of)
+    emitted = [source.position for source in job.sources]
+    trigger(job, 1, overtakes=True)
+    (ack,) = job.acks("sink")
+    assert ack.snapshot.in_flight == ()
+    processed = seen(job)[: job.sink.seen.index(("barrier", 1))]
+    files = [
+        (part.at_sender, value)
+        for part in taken(job)
+        for rows in decode_rows(part.file.inline, combined=part.combined)
+        for value in rows.data.column(0).to_pylist()
+    ]
+    assert files
+    assert all(at_sender for at_sender, _ in files)
+    assert len(processed) + len(files) == sum(emitted)
