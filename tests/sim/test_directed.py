@@ -6,7 +6,6 @@ import random
 from collections import Counter
 
 import pytest
-from tests.sim import world as worlds
 from tests.sim.faults import HAND_OVER, Swarm
 from tests.sim.mutants import OVERTAKING
 from tests.sim.scheduler import SimulationError
@@ -204,9 +203,8 @@ def test_overtaken_rows_are_restored_at_1_2_and_5_subtasks(seed, monkeypatch):
         return read(deployment, read_file)
 
     monkeypatch.setattr(subtask, "restored_rows", noted)
-    monkeypatch.setattr(worlds, "_SLOTS", 3)
     phases = [Phase(2, "cancel"), Phase(5, "cancel"), Phase(1, "cancel"), Phase(2)]
-    simulated = world(seed, phases=phases, input_ms=20.0, slow_ms=20.0)
+    simulated = world(seed, phases=phases, slots=3, input_ms=20.0, slow_ms=20.0)
     simulated.plan.settings |= {**OVERTAKING, "key_groups": 16}
     swarm = Swarm(random.Random(seed), strikes_={"worker-killed": 1.0}, every_ms=150.0)
     counts = World(seed, simulated.plan, swarm).execute().counts

@@ -64,6 +64,8 @@ class Plan:
     limits: StateLimits = _DELTAS
     managed_memory_bytes: int = 256 << 20
     network_memory_bytes: int | None = None
+    #: Slots of a TaskManager for each region.
+    slots: int = 2
     #: Pause after each message of rows, which a subtask then takes one by one: with a long one, rows wait for it.
     slow_ms: float = 0.0
     #: How long the first leader waits with the start: TaskManagers that have registered by then share the job's slots.

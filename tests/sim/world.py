@@ -37,7 +37,6 @@ from penstock.jobmanager.messages import events as ev
 from penstock.network.simulated_network import MemoryTransport, WorkerPair
 
 _MAX_MS = 120_000.0
-_SLOTS = 2
 _MANAGERS = 2
 _JOBMANAGERS = 2
 
@@ -181,7 +180,7 @@ class World:
     def start_taskmanager(self) -> None:
         """A new TaskManager comes up."""
         self._names += 1
-        manager = TaskManager(self, self._names, _SLOTS * self.plan.regions)
+        manager = TaskManager(self, self._names, self.plan.slots * self.plan.regions)
         self.managers.append(manager)
         self.scheduler.at(self.random.uniform(0, 10), "dial", manager.connect, owner=manager.owner)
 
