@@ -62,6 +62,8 @@ class PendingCheckpoint:
     appending: bool = False
     #: Its barriers overtake rows.
     overtakes: bool = False
+    #: Whether its request wants them to; None: by the settings.
+    unaligned: bool | None = None
     #: Rows that each subtask had processed at the trigger, as far as reported.
     processed: dict[ExecutionId, float] = field(default_factory=dict)
 
@@ -162,6 +164,8 @@ class CheckpointCoordinator:
         self._pending: dict[int, PendingCheckpoint] = {}
         self.consecutive_failures = 0
         self._requests: list[tuple[BarrierKind, str]] = []
+        #: `PendingCheckpoint.unaligned` of requests in the queue.
+        self._unaligned: dict[str, bool] = {}
         self._ended: set[ExecutionId] = set(ended) & self._executions
         self._running = False
         #: The last checkpoint of the job is in the log.
@@ -240,10 +244,17 @@ class CheckpointCoordinator:
             del self._pending[pending.checkpoint_id]
         return [AbortCheckpoint(pending, reason) for pending in aborted]
 
-    def request(self, kind: BarrierKind, request_id: str, now_ms: int) -> list[CoordinatorCommand]:
-        """Queue a user's request for a checkpoint, a savepoint or a stop."""
+    def request(
+        self, kind: BarrierKind, request_id: str, now_ms: int, *, unaligned: bool | None = None
+    ) -> list[CoordinatorCommand]:
+        """Queue a user's request for a checkpoint, a savepoint or a stop.
+
+        `unaligned`: barriers of a checkpoint overtake rows from the trigger, or never; None: by the settings.
+        """
         if self._closed:
             return [RefuseRequest(request_id, "the job is about to end")]
+        if unaligned is not None:
+            self._unaligned[request_id] = unaligned
         self._requests.append((kind, request_id))
         return self._next(now_ms)
 
@@ -253,6 +264,7 @@ class CheckpointCoordinator:
         A checkpoint whose manifest is being appended keeps its request: it may exist already.
         """
         taken, self._requests = self._requests, []
+        self._unaligned.clear()
         asked = [pending for pending in self._pending.values() if pending.request_id and not pending.appending]
         found = [(pending.kind, pending.request_id) for pending in asked]
         for pending in asked:
@@ -345,9 +357,10 @@ class CheckpointCoordinator:
         A savepoint or stop never does. Before a final checkpoint all rows were processed.
         """
         after_ms = self._settings.overtake_after_ms
-        if after_ms is None or pending.alone or pending.complete or pending.overtakes:
+        stays = pending.unaligned is False or pending.alone
+        if after_ms is None or stays or pending.complete or pending.overtakes:
             return default
-        return pending.triggered_ms + after_ms
+        return pending.triggered_ms + (0 if pending.unaligned else after_ms)
 
     @property
     def _watches_age(self) -> bool:
@@ -370,6 +383,8 @@ class CheckpointCoordinator:
             del self._pending[older.checkpoint_id]
             if older.request_id:  # a later checkpoint answers it
                 self._requests.insert(0, (older.kind, older.request_id))
+                if older.unaligned is not None:
+                    self._unaligned[older.request_id] = older.unaligned
                 older.request_id = ""
             commands.append(AbortCheckpoint(older, f"subsumed by checkpoint {complete.checkpoint_id}"))
         complete.appending = True
@@ -391,6 +406,7 @@ class CheckpointCoordinator:
             pending = PendingCheckpoint(self.next_id, kind, final, request_id, now_ms, self._executions)
             self._pending[self.next_id] = pending
             self.next_id += 1
+            pending.unaligned = self._unaligned.pop(request_id, None)
             pending.overtakes = self._overtake_at(pending, default=now_ms + 1) == now_ms
             pending.processed = {execution: self._processed(execution) for execution in self._executions}
             if self._settings.interval_ms is not None:

@@ -263,10 +263,17 @@ class Dispatcher:
         place = await savepoint_target(found, uri, request_id, probe=probe)
         return self._operations.post(found, request_id, SavepointRequested(request_id, place, native))
 
-    async def trigger_checkpoint(self, job: str) -> str:
-        """Take a checkpoint now; return a request id."""
+    async def trigger_checkpoint(self, job: str, *, unaligned: bool | None = None) -> str:
+        """Take a checkpoint now, aligned or not (None: by the job's settings); return a request id.
+
+        Raises:
+            UsageError: no checkpoint of the job may be unaligned.
+        """
         found, request_id = self._find(job), self._parts.rand.token()
-        return self._operations.post(found, request_id, CheckpointRequested(request_id))
+        if unaligned and not found.graph.settings.unaligned_checkpoints:
+            msg = f"checkpoints of job {found.graph.name} are aligned"
+            raise UsageError(msg, hint="start it with unaligned_checkpoints=True")
+        return self._operations.post(found, request_id, CheckpointRequested(request_id, unaligned))
 
     def scaling_log(self, job: str) -> dict[str, Any]:
         """Return the autoscaler's samples and decisions for a job; see `Autoscaler.document`."""

@@ -215,6 +215,27 @@ async def test_a_job_runs_survives_a_worker_and_stops_with_a_savepoint(cluster_o
         await dispatcher.cancel(job_id)
 
 
+async def test_a_checkpoint_is_unaligned_on_request_where_the_job_allows_it(cluster_of, encoded):
+    manager, _ = await cluster_of()
+    dispatcher, hour = manager.dispatcher, 3_600_000
+    settings = {"unaligned_checkpoints": True, "aligned_checkpoint_timeout_ms": hour, "checkpoint_interval_ms": hour}
+    job_id = await dispatcher.submit(encoded(**settings))
+    await running(manager, job_id, checkpoints=0)
+    for unaligned in (None, True, False):
+        request_id = await dispatcher.trigger_checkpoint(job_id, unaligned=unaligned)
+        status = await dispatcher.wait_operation(request_id, 10_000)
+        assert status.status == "COMPLETED", status
+
+
+async def test_a_job_whose_checkpoints_are_aligned_takes_no_other_one(cluster_of, encoded):
+    manager, _ = await cluster_of()
+    dispatcher = manager.dispatcher
+    job_id = await dispatcher.submit(encoded())
+    await running(manager, job_id)
+    with pytest.raises(UsageError, match=r"are aligned \(start it with unaligned_checkpoints=True\)"):
+        await dispatcher.trigger_checkpoint(job_id, unaligned=True)
+
+
 async def test_a_new_leader_recovers_the_job_and_the_old_one_steps_down(cluster_of, encoded):
     old, _ = await cluster_of()
     job_id = await old.dispatcher.submit(encoded())

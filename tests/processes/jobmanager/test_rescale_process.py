@@ -136,3 +136,8 @@ async def test_flinks_paths(cluster_of, encoded):
     status, text = await call(app, "PATCH", f"/jobs/{job_id}/rescaling?vertices=out=2")
     await asyncio.wait_for(dispatcher.wait_operation(json.loads(text)["request-id"], 5000), 60)
     assert widths(dispatcher, job_id) == [4, 2]
+    path = f"/jobs/{job_id}/checkpoints"
+    answers = {
+        body: await call(app, "POST", path, body) for body in (b"", b'{"unaligned": false}', b'{"unaligned": true}')
+    }
+    assert [status for status, _ in answers.values()] == [202, 202, 400]

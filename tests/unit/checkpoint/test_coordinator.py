@@ -283,6 +283,28 @@ def test_barriers_overtake_when_the_checkpoint_is_not_complete_in_time():
     assert coordinator.wake_ms() == 1100
 
 
+@pytest.mark.parametrize("after_ms", [0, 200])
+def test_a_requested_checkpoint_overtakes_or_not_whatever_the_settings(after_ms):
+    coordinator = make(interval_ms=None, overtake_after_ms=after_ms)
+    coordinator.start(0)
+    requested = coordinator.request(BarrierKind.CHECKPOINT, "at once", 10, unaligned=True)
+    assert only(requested, TriggerBarrier).pending.overtakes
+    complete(coordinator, 7, 20)
+    requested = coordinator.request(BarrierKind.CHECKPOINT, "aligned", 30, unaligned=False)
+    assert not only(requested, TriggerBarrier).pending.overtakes
+    assert coordinator.tick(900) == []
+    complete(coordinator, 8, 910)
+    requested = coordinator.request(BarrierKind.CHECKPOINT, "as configured", 920)
+    assert only(requested, TriggerBarrier).pending.overtakes == (after_ms == 0)
+
+
+def test_a_requested_checkpoint_of_a_job_with_aligned_ones_is_aligned():
+    coordinator = make()
+    coordinator.start(0)
+    requested = coordinator.request(BarrierKind.CHECKPOINT, "r", 10, unaligned=True)
+    assert not only(requested, TriggerBarrier).pending.overtakes
+
+
 @pytest.mark.parametrize("kind", [BarrierKind.SAVEPOINT, BarrierKind.STOP, BarrierKind.DRAIN])
 def test_savepoints_and_stops_never_overtake(kind):
     coordinator = make(overtake_after_ms=0)
@@ -426,12 +448,13 @@ def test_a_complete_checkpoint_subsumes_those_before_it():
 def test_the_request_of_a_subsumed_checkpoint_is_answered_by_a_later_one():
     coordinator = make(max_concurrent=2)
     coordinator.start(0)
-    coordinator.request(BarrierKind.CHECKPOINT, "mine", 0)
+    coordinator.request(BarrierKind.CHECKPOINT, "mine", 0, unaligned=False)
     coordinator.tick(100)
     abort, _append = all_acked(coordinator, 8)
     assert abort.pending.request_id == ""
     assert coordinator.requested == ((BarrierKind.CHECKPOINT, "mine"),)
-    assert only(coordinator.appended(8, 110), TriggerBarrier).pending.request_id == "mine"
+    again = only(coordinator.appended(8, 110), TriggerBarrier).pending
+    assert (again.request_id, again.unaligned) == ("mine", False)
 
 
 def test_an_append_that_fails_leaves_the_next_one():

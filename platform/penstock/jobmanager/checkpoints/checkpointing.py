@@ -44,7 +44,13 @@ from penstock.jobmanager.messages.commands import (
     DeleteEntries,
     OperationEnded,
 )
-from penstock.jobmanager.messages.events import NO_COPY, BarrierRequested, CopyTarget, request_of
+from penstock.jobmanager.messages.events import (
+    NO_COPY,
+    BarrierRequested,
+    CheckpointRequested,
+    CopyTarget,
+    barrier_of,
+)
 from penstock.rpc.messages import (
     CheckpointAborted,
     CheckpointAck,
@@ -267,6 +273,8 @@ class _Request:
     target: CopyTarget = NO_COPY
     #: A rescale or upgrade made it; its answer is a `ChangeCheckpoint`.
     for_change: bool = False
+    #: The request of a user, if this leader received it.
+    event: BarrierRequested | None = None
 
 
 class Checkpointing:
@@ -452,14 +460,16 @@ class Checkpointing:
 
     # --- requests --------------------------------------------------------------------------------------------------
 
-    def request(self, kind: BarrierKind, request_id: str, target: CopyTarget, now_ms: int) -> list[CheckpointCommand]:
+    def request(self, event: BarrierRequested, now_ms: int) -> list[CheckpointCommand]:
         """Request a checkpoint, savepoint or stop for a user."""
+        request_id, (kind, target) = event.request_id, barrier_of(event)
         if self.final_checkpoint is not None and self.final_checkpoint.request_id == request_id:
             return []  # repeated request; this leader is already carrying it out
         if self._coordinator is None or self.final_checkpoint is not None:
             return [OperationEnded(request_id, error=f"the job is not running {RESUME_HINT}")]
-        self._requests[request_id] = _Request(now_ms, target)
-        return self._translate(self._coordinator.request(kind, request_id, now_ms), now_ms)
+        self._requests[request_id] = _Request(now_ms, target, event=event)
+        unaligned = event.unaligned if isinstance(event, CheckpointRequested) else None
+        return self._translate(self._coordinator.request(kind, request_id, now_ms, unaligned=unaligned), now_ms)
 
     def request_for_change(self, request_id: str, now_ms: int, stop: CopyTarget = NO_COPY) -> list[CheckpointCommand]:
         """Request a checkpoint for a rescale or upgrade; `ChangeCheckpoint` is the result.
@@ -524,8 +534,8 @@ class Checkpointing:
     def withdraw(self) -> list[BarrierRequested]:
         """End the coordinator for a change of the job; return the user requests that are still unanswered."""
         taken = self._coordinator.withdraw() if self._coordinator is not None else ()
-        found = [(kind, request_id, self._requests.pop(request_id, _Request(-1))) for kind, request_id in taken]
-        return [request_of(kind, request_id, known.target) for kind, request_id, known in found if not known.for_change]
+        found = [self._requests.pop(request_id) for _, request_id in taken]
+        return [known.event for known in found if known.event is not None]
 
     @property
     def inputs_ended(self) -> bool:

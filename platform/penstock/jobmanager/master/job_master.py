@@ -742,11 +742,11 @@ class JobMaster:
         return [*([stopped] if stopped is not None else []), *self._halt(f"the job is {state}", now_ms)]
 
     def _request(self, event: ev.BarrierRequested, now_ms: int) -> list[cmd.Command]:
-        kind, target = ev.barrier_of(event)
         if obstacle := self.job_change.upgrading.obstacle(event):
             return [cmd.OperationEnded(event.request_id, error=obstacle)]
+        kind, target = ev.barrier_of(event)
         self.event_log.add(now_ms, "request", f"{kind} {target.uri}".strip())
-        return self._apply(self.checkpointing.request(kind, event.request_id, target, now_ms), now_ms)
+        return self._apply(self.checkpointing.request(event, now_ms), now_ms)
 
     def _apply(self, decided: Sequence[CheckpointCommand | ChangeDecision], now_ms: int) -> list[cmd.Command]:
         commands: list[cmd.Command] = []

@@ -197,6 +197,8 @@ class CheckpointRequested:
     """A user asked for a checkpoint."""
 
     request_id: str
+    #: Whether its barriers overtake rows, or none does; None: by the job's settings.
+    unaligned: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,12 +295,3 @@ def barrier_of(event: BarrierRequested) -> tuple[BarrierKind, CopyTarget]:
             return BarrierKind.SAVEPOINT, CopyTarget(uri, native)
         case CheckpointRequested():
             return BarrierKind.CHECKPOINT, NO_COPY
-
-
-def request_of(kind: BarrierKind, request_id: str, target: CopyTarget) -> BarrierRequested:
-    """Return the request for a kind and target; the inverse of `barrier_of`."""
-    if kind.ends_job:
-        return StopRequested(request_id, target.uri, drain=kind is BarrierKind.DRAIN, native=target.native)
-    if kind is BarrierKind.SAVEPOINT:
-        return SavepointRequested(request_id, target.uri, native=target.native)
-    return CheckpointRequested(request_id)

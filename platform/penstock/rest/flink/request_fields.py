@@ -29,6 +29,14 @@ def is_native(body: Mapping[str, Any]) -> bool:
     return bool(given == "NATIVE")
 
 
+def is_unaligned(body: Mapping[str, Any]) -> bool | None:
+    """Return the `unaligned` of a body that asks for a checkpoint; None: by the job's settings. Raises UsageError."""
+    given = body.get("unaligned")
+    if given is not None and not isinstance(given, bool):
+        raise UsageError(f"unaligned {given!r} is no boolean", hint="send true or false, or nothing")
+    return given
+
+
 _FORM = re.compile(r"[0-9a-f]{32}")
 
 

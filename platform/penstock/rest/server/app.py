@@ -23,7 +23,7 @@ from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.core.secrets import redact
 from penstock.rest.diagnose import job_watch as watch
 from penstock.rest.flink import documents as flink_json
-from penstock.rest.flink.request_fields import is_native, trigger_id
+from penstock.rest.flink.request_fields import is_native, is_unaligned, trigger_id
 from penstock.rest.jobs import job_routes, metric_routes, observation_routes, operation_routes, process_routes
 from penstock.rest.jobs.observation_routes import budget
 from penstock.rest.server import fast_routes, web
@@ -194,8 +194,9 @@ def _add_operation_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
         return {"request-id": await dispatcher.savepoint(job_id, uri, token=token, native=native)}
 
     @router.post("/jobs/{job_id}/checkpoints", status_code=202)
-    async def checkpoint(job_id: str) -> dict[str, Any]:
-        return {"request-id": await dispatcher.trigger_checkpoint(job_id)}
+    async def checkpoint(job_id: str, request: Request) -> dict[str, Any]:
+        unaligned = is_unaligned(await _body(request))
+        return {"request-id": await dispatcher.trigger_checkpoint(job_id, unaligned=unaligned)}
 
     @router.get("/jobs/{job_id}/savepoints/{request_id}")
     async def savepoint_status(job_id: str, request_id: str) -> dict[str, Any]:

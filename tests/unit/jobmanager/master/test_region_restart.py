@@ -301,6 +301,19 @@ def test_requests_wait_for_the_region(regions_of):
     assert world.savepoints == ["memory://sp1", "memory://sp2"]
 
 
+def test_a_checkpoint_that_waits_for_the_region_is_unaligned_as_requested(regions_of):
+    hour = 3_600_000
+    world = regions_of(
+        unaligned_checkpoints=True, aligned_checkpoint_timeout_ms=hour, checkpoint_interval_ms=hour
+    ).pass_time(1500)
+    world.kill(worker_of(world, SOURCE)).post(ev.CheckpointRequested("c", unaligned=True))
+    world.pass_time(DELAY_MS + 1500)
+    triggered = [message.overtakes for _, message in world.sent if isinstance(message, msg.TriggerCheckpoint)]
+    assert world.operations["c"].error == ""
+    assert triggered
+    assert all(triggered)
+
+
 def test_a_request_that_has_waited_too_long_is_told_for_what(regions_of):
     restart = RestartStrategy(kind="fixed-delay", delay_ms=60_000, attempts=9)
     world = regions_of(restart=restart).pass_time(1500)
