@@ -97,6 +97,10 @@ TableT = TypeVar("TableT", bound=StateTable)
 SpecT = TypeVar("SpecT", bound=StateSpec)
 
 
+def no_pause() -> None:
+    """Load state as fast as possible."""
+
+
 class KeyedState:
     """The tables of one operator."""
 
@@ -111,6 +115,7 @@ class KeyedState:
         self.restore: PartialRestore | None = None
         #: Tables that were loaded before their operator was opened, until it declares them.
         self._loaded: dict[str, StateTable] = {}
+        self._pause = no_pause
         self._ttl_clock: TtlClock | None = None
 
     def ttl_clock(self, clock: Clock) -> TtlClock:
@@ -209,10 +214,11 @@ class KeyedState:
         sources = {name: table.source for name, table in self._tables.items()}
         return not any(s.remote or migration_of(self._saved(name), s.spec) for name, s in sources.items())
 
-    def advance(self, snapshots: tuple[KeyedStateSnapshot, ...]) -> bool:
+    def advance(self, snapshots: tuple[KeyedStateSnapshot, ...], pause: Callable[[], None] = no_pause) -> bool:
         """Load what a later checkpoint adds to the restored tables, which another operator of the same kind declares.
 
-        Call it before any row was processed. False: the state has to be restored as a whole, and this one closed.
+        Call it before any row was processed. `pause` is called after each piece of rows. False: the state has to be
+        restored as a whole, and this one closed.
 
         Raises:
             PenstockError: as the declarations.
@@ -220,7 +226,7 @@ class KeyedState:
         deltas = {name: self._delta(name, table, snapshots) for name, table in self._tables.items()}
         if not self.advances or any(delta is None for delta in deltas.values()):
             return False
-        self._request = dataclasses.replace(self._request, snapshots=snapshots)
+        self._request, self._pause = dataclasses.replace(self._request, snapshots=snapshots), pause
         for name, table in self._tables.items():
             delta, log = deltas[name], table.source.log
             assert delta is not None  # noqa: S101 - looked at above
@@ -373,6 +379,7 @@ class KeyedState:
             for file in files:
                 for rows in read_visible(file, tombstones, within):
                     table.load(conform_table(rows, schema))
+                    self._pause()
             return
         assert isinstance(table, CollectionTable | ValueTable)  # noqa: S101 - no other state has a migration
         saved = schema if migration is None else migration[1]
@@ -381,6 +388,7 @@ class KeyedState:
             for rows in slices_of_keys(merged, most):
                 if migration is None:
                     table.load(rows)
+                    self._pause()
                 else:
                     migrated = migration[0].rows(rows, schema)
                     table.load(migrated.filter(pc.invert(migrated[DELETED])), unsaved=True)
@@ -395,6 +403,7 @@ class KeyedState:
             for file, load in zip(files, loads, strict=True):
                 for rows in read_visible(file, tombstones, part):
                     load(conform_table(rows, schema))
+                    self._pause()
 
         request, rows = self._request, sum(rows_in_clip(file.segment) for file in files)
         large = rows > request.limits.restored_at_once_rows

@@ -8,19 +8,45 @@ background thread, and passes it to the subtask.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import StateMismatchError
 from penstock.state.memory.budget import MemoryBudget
+from penstock.state.store import no_pause
 from penstock.task.chain.chain import ChainLink
 from penstock.task.checkpoint.restore import ChainServices, keyed_contexts
 
 if TYPE_CHECKING:
+    from penstock.core.clock import Clock
     from penstock.core.snapshot import KeyedStateSnapshot
     from penstock.graph.task_deployment import TaskDeployment
     from penstock.state.store import KeyedState
     from penstock.task.chain.environment import JobServices, TaskEnvironment
+
+
+#: A pause is this many times as long as the work before it, up to the longest.
+_PAUSE_PART = 3
+_LONGEST_PAUSE_MS = 5_000.0
+
+
+class Pauses:
+    """Leaves most of the disk to the subtasks that run, while state of a later checkpoint is loaded beside them.
+
+    What the checkpoint adds changes records all over the files of large state. Without pauses that takes the whole disk
+    for seconds, and the checkpoints of the running job wait.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        """Begin the first piece of work."""
+        self._clock = clock
+        self._begun_ms = clock.monotonic_ms()
+
+    def __call__(self) -> None:
+        """Pause after a piece of work."""
+        work_ms = self._clock.monotonic_ms() - self._begun_ms
+        self._clock.sleep_ms(min(_PAUSE_PART * work_ms, _LONGEST_PAUSE_MS))
+        self._begun_ms = self._clock.monotonic_ms()
 
 
 class PreparedState:
@@ -35,6 +61,8 @@ class PreparedState:
         self._stores: dict[str, KeyedState] = {}
         #: How often state was advanced to a later checkpoint.
         self.advanced = 0
+        #: Called after each piece of rows of a later checkpoint.
+        self._pause: Callable[[], None] = no_pause
 
     def load(self, deployment: TaskDeployment) -> None:
         """Load the state of a checkpoint, or what it adds to the one before.
@@ -54,6 +82,7 @@ class PreparedState:
             read_state=self.services.state_files.read,
             budget=self.budget,
         )
+        self._pause = Pauses(self._environment.clock)
         links = [ChainLink(spec, self._environment.create_operator(spec.kind)) for spec in deployment.operators]
         for link, context in keyed_contexts(links, deployment, self._environment, services, self):
             assert context.keyed_state is not None  # noqa: S101 - the operator is keyed
@@ -62,6 +91,7 @@ class PreparedState:
             link.operator.close()
             if not context.keyed_state.advances:
                 raise StateMismatchError(f"the state of {link.spec.uid!r} has a migration function")
+        self._pause = no_pause
 
     def fits(self, deployment: TaskDeployment) -> bool:
         """Return whether the state was prepared for this subtask: the same attempt of the same operators."""
@@ -83,7 +113,7 @@ class PreparedState:
         if store is None:
             return None
         try:
-            taken = store.advance(snapshots)
+            taken = store.advance(snapshots, self._pause)
         except BaseException:
             store.close()
             raise
