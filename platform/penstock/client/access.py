@@ -70,27 +70,29 @@ class ClientAccess:
         return context
 
 
-def access_of(environment: Mapping[str, str] = os.environ) -> ClientAccess:
-    """Return the credentials from the environment; files without a variable are read from the configured folder.
+def access_of(environment: Mapping[str, str] = os.environ, folder: str | None = None) -> ClientAccess:
+    """Return the credentials from the environment; files without a variable are read from `folder`.
+
+    Without `folder`, the configured one is used.
 
     Raises:
         UsageError: a configured file cannot be read.
     """
-    configured = configuration(environment=environment).settings.cluster.security
-    folder = Path(configured) if configured else None
+    named = folder or configuration(environment=environment).settings.cluster.security
+    security = Path(named) if named else None
     text, place = environment.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
     if not text:
-        text, place = _token_of(environment, folder)
+        text, place = _token_of(environment, security)
     token = Secret(text)
     if token:
         register_secret(token.reveal())
-    certificate = _named(environment, CERTIFICATE_VARIABLE) or _beside(folder, _CLIENT_FILES[0])
+    certificate = _named(environment, CERTIFICATE_VARIABLE) or _beside(security, _CLIENT_FILES[0])
     return ClientAccess(
         token=token,
         token_from=place,
-        ca=_named(environment, CA_VARIABLE) or _beside(folder, CA_FILE),
+        ca=_named(environment, CA_VARIABLE) or _beside(security, CA_FILE),
         certificate=certificate,
-        key=_named(environment, KEY_VARIABLE) or (_beside(folder, _CLIENT_FILES[1]) if certificate else None),
+        key=_named(environment, KEY_VARIABLE) or (_beside(security, _CLIENT_FILES[1]) if certificate else None),
     )
 
 

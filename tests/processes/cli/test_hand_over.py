@@ -16,7 +16,7 @@ class Leader(BaseHTTPRequestHandler):
     """Records requests, and accepts each."""
 
     def do_POST(self):
-        self.server.seen.append(self.path)
+        self.server.seen.append((self.path, self.headers["Authorization"]))
         self.send_response(202)
         self.send_header("Content-Length", "2")
         self.end_headers()
@@ -37,14 +37,9 @@ def leader():
         thread.join()
 
 
-def run(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["penstock", "jobmanager", "--hand-over", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main.app()
-    return ended.value.code
-
-
-def test_the_leader_of_the_ha_root_hands_over(leader, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def root(leader, tmp_path, monkeypatch):
+    """The HA root of the leader."""
     monkeypatch.chdir(tmp_path)
     holder = LeaseHolder(id="root", host="h", machine="", pid=1)
     rest = f"http://127.0.0.1:{leader.server_port}"
@@ -52,9 +47,31 @@ def test_the_leader_of_the_ha_root_hands_over(leader, tmp_path, monkeypatch, cap
         open_store("state/ha"),
         LeaderLease(generation=0, jobmanager_id="a", holder=holder, rest=rest, rpc="h:1"), 0,
     )  # fmt: skip
-    assert run(monkeypatch, "--ha-root", "state/ha") == 0
-    assert leader.seen == ["/v1/penstock/leader/hand-over"]
+    return "state/ha"
+
+
+def run(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["penstock", "jobmanager", "--hand-over", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main.app()
+    return ended.value.code
+
+
+def test_the_leader_of_the_ha_root_hands_over(leader, root, monkeypatch, capsys):
+    assert run(monkeypatch, "--ha-root", root) == 0
+    assert leader.seen == [("/v1/penstock/leader/hand-over", None)]
     assert capsys.readouterr().out == "the leader hands over to a standby\n"
+
+
+def test_the_leader_gets_the_token_of_the_security_folder(leader, root, tmp_path, monkeypatch):
+    """The option comes before the variable."""
+    for name in ("given", "environment"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "admin.token").write_text(f"{name}\n")
+    monkeypatch.setenv("PENSTOCK__CLUSTER__SECURITY", str(tmp_path / "environment"))
+    assert run(monkeypatch, "--ha-root", root) == 0
+    assert run(monkeypatch, "--ha-root", root, "--security", "given") == 0
+    assert [token for _, token in leader.seen] == ["Bearer environment", "Bearer given"]
 
 
 def test_without_a_leader_the_folder_is_named(tmp_path, monkeypatch, capsys):

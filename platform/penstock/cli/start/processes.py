@@ -69,7 +69,8 @@ def jobmanager(
     if hand_over:
         root = serve.ha_root_of(_given({"ha-root": ha_root}))
         # a folder without a leader would be taken for a URL
-        RestClient(root if "://" in root else f"file://{Path(root).absolute()}", access_of()).hand_over()
+        url = root if "://" in root else f"file://{Path(root).absolute()}"
+        RestClient(url, access_of(folder=security)).hand_over()
         say("the leader hands over to a standby")
         return
     options = {"ha-root": ha_root, "host": host, "rest-port": rest_port, "rpc-port": rpc_port, "security": security}
