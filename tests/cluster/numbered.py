@@ -1,6 +1,6 @@
 """A job whose output numbers each user's orders, and the check that none is lost or written twice.
 
-Used by the tests of the adaptive scheduler and of the autoscaler.
+Used by the test of the autoscaler.
 """
 
 from collections import Counter, defaultdict
