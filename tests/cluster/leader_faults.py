@@ -5,13 +5,11 @@ import os
 import random
 import signal
 import statistics
-import threading
 import time
 import urllib.request
 from dataclasses import dataclass
-from itertools import pairwise
 
-from confluent_kafka import OFFSET_END, Consumer, TopicPartition
+from tests.cluster.arrivals import Arrivals
 from tests.cluster.harness import Scene
 from tests.cluster.orders import Orders
 from tests.support.waiting import patience
@@ -35,29 +33,6 @@ class Change:
     gap_s: float
     #: The job kept all its workers.
     kept: bool
-
-
-class Arrivals(threading.Thread):
-    """A read-committed reader that notes when rows of the sink's topic arrive."""
-
-    def __init__(self, bootstrap, topic, partitions=2):
-        super().__init__(name="arrivals", daemon=True)
-        self.ended = threading.Event()
-        self.seen = []
-        settings = {"bootstrap.servers": bootstrap, "group.id": "arrivals", "isolation.level": "read_committed"}
-        self._consumer = Consumer(settings)
-        self._consumer.assign([TopicPartition(topic, number, OFFSET_END) for number in range(partitions)])
-
-    def run(self):
-        while not self.ended.is_set():
-            if any(message.error() is None for message in self._consumer.consume(2_000, timeout=0.02)):
-                self.seen.append(time.monotonic())
-        self._consumer.close()
-
-    def gap(self, since, until):
-        """The longest time without a row in an interval."""
-        times = [since, *(at for at in list(self.seen) if since < at < until), until]
-        return max(later - earlier for earlier, later in pairwise(times))
 
 
 def asked(url, path):
@@ -117,7 +92,7 @@ def fail_once(scene, arrivals, children, fault, pause_s):
         else:
             victim.start()
     time.sleep(AROUND_S)
-    gap_s = arrivals.gap(begun, time.monotonic())
+    gap_s = arrivals.gap(scene.sink, begun, time.monotonic())
     return Change(led_s, checkpoint_s, gap_s, workers(scene) == before)
 
 
@@ -135,14 +110,14 @@ def leaders_fail(stage, fault, times, pauses_s, tell=lambda _: None):
         names = [scene.cluster.jobmanager, *scene.cluster.standbys]
         children = dict(zip(scene.cluster.address.split(","), names, strict=True))
         scene.begin()
-        arrivals = Arrivals(stage.bootstrap, scene.sink)
+        arrivals = Arrivals(stage.bootstrap, {scene.sink: 2})
         arrivals.start()
-        scene.wait(lambda: arrivals.seen, "output")
+        scene.wait(lambda: arrivals.seen[scene.sink], "output")
         for length in lengths:
             found.append(fail_once(scene, arrivals, children, fault, length))
             tell(found[-1])
         assert scene.feed.sent <= orders.events // 2, "the feed had become slow: gaps are its own"
-        arrivals.ended.set()
+        arrivals.end()
         scene.feed.join(seconds=300)
         scene.wait_finished()
         scene.check_exact()

@@ -65,8 +65,8 @@ class Feed:
     busy machine never finds its input ended before it was broken.
     """
 
-    def __init__(self, bootstrap, topic, orders, rate):
-        self.orders, self.topic, self.rate = orders, topic, rate
+    def __init__(self, bootstrap, topic, orders, rate, chunk=CHUNK):
+        self.orders, self.topic, self.rate, self.chunk = orders, topic, rate, chunk
         self.sent = 0
         self._bootstrap = bootstrap
         self._error = None
@@ -110,7 +110,7 @@ class Feed:
         """Wait until the next chunk is due, at once after `go_on`; return when that was."""
         left = self.orders.events - self.sent
         rate = self.rate / TRICKLE if self.sent > self.orders.events // 2 else self.rate
-        due = max(due, time.monotonic() - 1.0) + CHUNK / rate
+        due = max(due, time.monotonic() - 1.0) + self.chunk / rate
         while not self._closing.is_set() and not self._going_on.is_set():
             pause = due - time.monotonic()
             if pause <= 0 and left > min(HELD, self.orders.events // 4):
@@ -124,15 +124,15 @@ class Feed:
         settings = {"bootstrap.servers": self._bootstrap, "enable.idempotence": True, "linger.ms": 10}
         producer = Producer(settings)
         due = time.monotonic()
-        for low in range(0, self.orders.events, CHUNK):
-            for i in range(low, min(low + CHUNK, self.orders.events)):
+        for low in range(0, self.orders.events, self.chunk):
+            for i in range(low, min(low + self.chunk, self.orders.events)):
                 value = b'{"user_id":%d,"amount":%d,"ts":%d}' % (users[i], amounts[i], times_ms[i])
                 producer.produce(
                     self.topic, value, partition=i % self.orders.partitions,
                     on_delivery=lambda error, _message: error and refused.append(error),
                 )  # fmt: skip
             producer.poll(0)
-            self.sent = min(low + CHUNK, self.orders.events)
+            self.sent = min(low + self.chunk, self.orders.events)
             due = self._pace(due)
             if self._closing.is_set():
                 break

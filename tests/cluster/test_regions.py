@@ -1,16 +1,21 @@
-"""A worker of one of several unconnected regions is killed: the others go on, and the output of all is exact."""
+"""A worker of one of several unconnected regions is killed: the others go on, and the output of all is exact.
+
+Each region reads a topic of its own, and writes its rows exactly once and, to a second topic, at least once. The second
+output does not wait for checkpoints, and has a row twice if the region has processed it twice.
+"""
 
 import contextlib
+import json
 import os
 import signal
+import time
 from collections import Counter
-from itertools import pairwise
+from dataclasses import dataclass
 
-import polars as pl
 import pytest
-from tests.cluster.lifecycle import first_users, judge
-from tests.cluster.savepoints import rows_read
-from tests.support.files import files_below
+from tests.cluster.arrivals import Arrivals
+from tests.cluster.orders import Feed, Orders, create_topics, read_messages
+from tests.support.leases import PATIENT
 from tests.support.waiting import wait_until
 
 from penstock.api.job_file import planned
@@ -18,16 +23,25 @@ from penstock.client.executors import ClusterExecutor
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.core.errors import PenstockError
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.servers, pytest.mark.processes]
 
-#: Each function also writes the rows that it processes into a file: those that it processes again are there twice.
+RATE, CHUNK = 400, 20
+#: The first half, which goes out at the full rate, is more than a test needs.
+ORDERS = 400_000
+#: Holds the first worker that restores state.
+HELD = "task.during_restore"
 JOB = """
-import time
 from collections.abc import Iterator
+from datetime import datetime
 
 import penstock as ps
-from penstock_connectors.datagen import DatagenSource
-from penstock_connectors.files import FileSink
+from penstock_connectors.kafka import KafkaSink, KafkaSource
+
+
+class Order(ps.Schema):
+    user_id: int
+    amount: int
+    ts: datetime
 
 
 class Counted(ps.Schema):
@@ -39,41 +53,80 @@ class Counted(ps.Schema):
 class Count(ps.KeyedProcessFunction):
     seen: ps.ValueState[tuple[int, int]] = ps.value_state()
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-
     def process(self, row, ctx: ps.ProcessContext) -> Iterator[Counted]:
         seq, total = self.seen.value() or (0, 0)
         self.seen.update((seq + 1, total + row.amount))
-        with open(self.path, "a") as processed:
-            processed.write(f"{{time.time():.3f}} {{row.user_id}} {{seq + 1}}\\n")
         yield Counted(user_id=row.user_id, seq=seq + 1, total=total + row.amount)
 
 
 restart = ps.RestartStrategy(kind="fixed-delay", attempts=100, delay_ms=500)
-env = ps.Environment(
-    parallelism=1, checkpoint_interval="200ms", checkpoint_root="{folder}/root", restart=restart
-)
-for region in range({regions}):
+env = ps.Environment(parallelism=1, checkpoint_interval="200ms", checkpoint_root={root!r}, restart=restart)
+for region, (source, exact, live) in enumerate({topics!r}):
     orders = env.from_source(
-        DatagenSource(splits=1, users=20, rows_per_second=400),
-        watermarks=ps.WatermarkStrategy.monotonic(timestamp="ts"), uid=f"orders-{{region}}",
+        KafkaSource({bootstrap!r}, topic=source, schema=Order, start="earliest"),
+        watermarks=ps.WatermarkStrategy.bounded_out_of_orderness("500ms", timestamp="ts"), uid=f"orders-{{region}}",
     ).slot_sharing_group(f"region-{{region}}")
-    counted = orders.key_by("user_id").process(Count(f"{folder}/processed-{{region}}")).uid(f"count-{{region}}")
-    counted.sink_to(FileSink(f"{folder}/out-{{region}}"), uid=f"out-{{region}}")
+    counted = orders.key_by("user_id").process(Count()).uid(f"count-{{region}}")
+    counted.sink_to(KafkaSink({bootstrap!r}, topic=exact, delivery="exactly-once"), uid=f"exact-{{region}}")
+    counted.sink_to(KafkaSink({bootstrap!r}, topic=live, delivery="at-least-once"), uid=f"live-{{region}}")
 env.execute("regions")
 """
+
+
+@dataclass(frozen=True)
+class Region:
+    """Input and topics of one region."""
+
+    feed: Feed
+    source: str
+    exact: str
+    live: str
+
+    def expected(self):
+        """The rows for the orders that were sent, computed without the engine."""
+        counts, sums, rows = Counter(), Counter(), []
+        users, amounts, _ = (column[: self.feed.sent].tolist() for column in self.feed.orders.columns())
+        for user, amount in zip(users, amounts, strict=True):
+            counts[user] += 1
+            sums[user] += amount
+            rows.append((user, counts[user], sums[user]))
+        return rows
+
+
+def regions_of(stage, count):
+    """Create the topics of so many regions."""
+    topics = [[stage.fresh(what) for what in ("orders", "exact", "live")] for _ in range(count)]
+    create_topics(stage.bootstrap, **{topic: 1 for names in topics for topic in names})
+    return [
+        Region(Feed(stage.bootstrap, names[0], Orders(seed, ORDERS, partitions=1), RATE, CHUNK), *names)
+        for seed, names in enumerate(topics)
+    ]
 
 
 class Job:
     """One job of several regions on a cluster."""
 
-    def __init__(self, cluster, folder, regions):
-        self.folder, self.regions = folder, range(regions)
-        file = folder / "regions.py"
-        file.write_text(JOB.format(folder=folder, regions=regions), encoding="utf-8")
+    def __init__(self, cluster, stage, regions):
+        self.stage, self.regions = stage, regions
+        topics = [(region.source, region.exact, region.live) for region in regions]
+        file = stage.folder / "regions.py"
+        root = stage.root(stage.fresh("regions"))
+        file.write_text(JOB.format(root=root, topics=topics, bootstrap=stage.bootstrap), encoding="utf-8")
         self.handle = ClusterExecutor(url=cluster.rest_url).submit(planned(file, {}, ""))
         self.rest = self.handle.client
+        outputs = [topic for region in regions for topic in (region.exact, region.live)]
+        self.arrivals = Arrivals(stage.bootstrap, dict.fromkeys(outputs, 1))
+
+    def __enter__(self):
+        self.arrivals.start()
+        for region in self.regions:
+            region.feed.start()
+        return self
+
+    def __exit__(self, *_):
+        for region in self.regions:
+            region.feed.end()
+        self.arrivals.end()
 
     def summary(self):
         return self.rest.summary(self.handle.job_id)
@@ -91,97 +144,123 @@ class Job:
         before = self.summary()["checkpoints-completed"]
         self.wait(lambda: self.summary()["checkpoints-completed"] >= before + count, f"{count} checkpoints")
 
+    def wait_for_output(self, which, topic_of):
+        """Wait until each of these regions has written a row for each order that has been sent by now."""
+        sent = {topic_of(self.regions[number]): self.regions[number].feed.sent for number in which}
+        arrived = lambda: {topic: len(self.arrivals.seen[topic]) for topic in sent}
+        done = lambda: all(count >= sent[topic] for topic, count in arrived().items())
+        self.wait(done, lambda: f"output: {arrived()} of {sent}")
+
     def started(self):
         """When each region was deployed."""
-        found = {}
-        for vertex in self.rest.job(self.handle.job_id)["vertices"]:
-            region = next(region for region in self.regions if f"-{region}" in vertex["name"])
-            found[region] = max(found.get(region, 0), vertex["start-time"])
-        return found
-
-    def processed(self, region):
-        """The time, user and number of each row that a function has processed."""
-        path = self.folder / f"processed-{region}"
-        return [line.split() for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-
-    def gaps(self, region):
-        """The largest time in s without a processed row, and without a published file."""
-        processed = [float(at) for at, _, _ in self.processed(region)]
-        published = sorted(path.stat().st_mtime for path in self.output(region))
-        return tuple(round(max(b - a for a, b in pairwise(times)), 2) for times in (processed, published))
-
-    def output(self, region):
-        return files_below(self.folder / f"out-{region}", "[!.]*")
-
-    def kill(self, pid):
-        """Kill a worker and wait for the restart; return its region, and the workers that the others had and have."""
-        before, restarts, pids = self.started(), self.summary()["restarts"], self.pids()
-        os.kill(pid, signal.SIGKILL)
-        self.wait(lambda: self.summary()["region-restart"], "a region that restarts")
-        rows = {region: len(self.processed(region)) for region in self.regions}
-        gone_on = lambda: sum(len(self.processed(region)) > rows[region] for region in self.regions)
-        self.wait(lambda: gone_on() >= len(self.regions) - 1, "the other regions")
-        self.wait(lambda: not self.summary()["region-restart"], "a region that has restarted")
-        assert self.summary()["restarts"] == restarts + 1
-        (killed,) = [region for region, at_ms in self.started().items() if at_ms != before[region]]
-        assert self.pids() > pids - {pid}
-        return killed
+        vertices = self.rest.job(self.handle.job_id)["vertices"]
+        found = {vertex["name"]: vertex["start-time"] for vertex in vertices}
+        return {number: found[f"Source: orders-{number}"] for number in range(len(self.regions))}
 
     def pids(self):
         return {worker["pid"] for worker in self.rest.workers(self.handle.job_id)}
 
+    def kill(self, pid, held=None):
+        """Kill a worker and wait until its region has restarted; return the region.
+
+        `held`: a folder of failpoints. The region is held in its restart until the others have written a row for each
+        order that was sent by then.
+        """
+        before, restarts, pids = self.started(), self.summary()["restarts"], self.pids()
+        begun = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        self.wait(lambda: self.summary()["region-restart"], "a region that restarts")
+        if held is not None:
+            self.wait((held / f"{HELD}.hit").exists, "a worker that restores")
+            (killed,) = self.deployed_again(before)
+            self.wait_for_output(set(range(len(self.regions))) - {killed}, lambda region: region.live)
+            assert self.summary()["region-restart"], "the region was to be held"
+            (held / f"{HELD}.release").touch()
+        self.wait(lambda: not self.summary()["region-restart"], "a region that has restarted")
+        self.wait_for_checkpoints()
+        (killed,) = self.deployed_again(before)
+        assert self.summary()["restarts"] == restarts + 1
+        assert self.pids() > pids - {pid}
+        self.tell_gaps(killed, begun, held)
+        return killed
+
+    def deployed_again(self, before):
+        return [region for region, at_ms in self.started().items() if at_ms != before[region]]
+
+    def tell_gaps(self, killed, begun, held):
+        """Print the longest time without output since a kill."""
+        until = time.monotonic()
+        for what in ("live", "exact"):
+            gaps = [round(self.arrivals.gap(getattr(region, what), begun, until), 2) for region in self.regions]
+            held_s = " (held)" if held is not None else ""
+            print(f"{what}: killed {gaps.pop(killed)} s{held_s}, others {sorted(gaps)} s")
+
     def stop(self):
-        """Stop the job; return the rows in the savepoint by region."""
-        uri = self.handle.stop()
+        """End the input, wait for all its output, and stop the job."""
+        for region in self.regions:
+            region.feed.end()
+        self.wait_for_output(range(len(self.regions)), lambda region: region.exact)
+        self.handle.stop()
         timestamps = self.rest.job(self.handle.job_id)["timestamps"]
         assert timestamps["RESTARTING"] == 0, "it was RUNNING all the time"
-        return {region: rows_read(uri, f"orders-{region}") for region in self.regions}
 
-    def judge(self, killed, read):
+    def judge(self, killed):
         """All output is exact; a region that was not killed has processed each row once."""
-        for region, rows in read.items():
-            written = pl.concat([pl.read_parquet(path) for path in self.output(region)])
-            judge(written.rows())
-            assert Counter(written["user_id"].to_list()) == Counter(first_users(rows))
-            processed = [(user, number) for _, user, number in self.processed(region)]
-            again = len(processed) - len(set(processed))
-            assert again == 0 or region in killed
+        for number, region in enumerate(self.regions):
+            expected, (exact, live) = region.expected(), (self.rows(region.exact), self.rows(region.live))
+            assert exact == expected
+            assert live == expected or number in killed
+            assert set(live) == set(expected)
+
+    def rows(self, topic):
+        found = (json.loads(message.value()) for message in read_messages(self.stage.bootstrap, topic))
+        return [(row["user_id"], row["seq"], row["total"]) for row in found]
+
+
+def cluster_of(stage, regions, environment):
+    return LocalCluster(
+        LocalClusterConfig(
+            taskmanagers=1,
+            slots_per_taskmanager=regions,
+            directory=stage.folder / "cluster",
+            environment=stage.environment | PATIENT | environment,
+        )
+    )
 
 
 @pytest.mark.parametrize(
-    ("regions", "kills"), [(3, 1), pytest.param(8, 5, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])]
+    ("count", "kills"), [(3, 1), pytest.param(8, 5, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])]
 )
-def test_the_regions_of_other_workers_go_on_and_all_output_is_exact(tmp_path, regions, kills):
-    config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=regions, directory=tmp_path / "cluster")
-    with LocalCluster(config) as cluster:
-        job = Job(cluster, tmp_path, regions)
+def test_the_regions_of_other_workers_go_on_and_all_output_is_exact(stage, count, kills):
+    held = stage.folder / "held"
+    failpoints = {"PENSTOCK_FAILPOINTS": f"{HELD}=hold", "PENSTOCK_FAILPOINT_DIR": str(held)}
+    regions = regions_of(stage, count)
+    with cluster_of(stage, count, failpoints) as cluster, Job(cluster, stage, regions) as job:
         job.wait_for_checkpoints()
+        job.wait_for_output(range(count), lambda region: region.live)
         first = kept = job.pids()
         killed = set()
-        for _ in range(kills):
+        for number in range(kills):
             (pid, *_) = sorted(job.pids() - first) or sorted(first)
-            killed.add(job.kill(pid))
+            killed.add(job.kill(pid, held if number == 0 else None))
             kept &= job.pids()
-            job.wait_for_checkpoints()
         assert len(killed) == 1
-        assert len(kept) == regions - 1
-        job.judge(killed, read := job.stop())
-        assert job.summary()["rows-read"] == {f"orders-{region}": rows for region, rows in read.items()}
-        for region in job.regions:
-            print(f"region {region}{' (killed)' * (region in killed)}: largest gaps {job.gaps(region)} s")
+        assert len(kept) == count - 1
+        job.stop()
+        job.judge(killed)
+        sent = {f"orders-{number}": region.feed.sent for number, region in enumerate(regions)}
+        assert job.summary()["rows-read"] == sent
 
 
 @pytest.mark.nightly
-def test_a_new_jobmanager_goes_on_with_a_region_that_has_restarted(tmp_path):
-    config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=3, directory=tmp_path / "cluster")
-    with LocalCluster(config) as cluster:
-        job = Job(cluster, tmp_path, 3)
+def test_a_new_jobmanager_goes_on_with_a_region_that_has_restarted(stage):
+    with cluster_of(stage, 3, {}) as cluster, Job(cluster, stage, regions_of(stage, 3)) as job:
         job.wait_for_checkpoints()
         killed = {job.kill(min(job.pids()))}
-        job.wait_for_checkpoints()
         pids = job.pids()
         cluster.jobmanager.process.kill()
         job.wait(lambda: "has adopted 3 running workers" in job.told(), "the adoption")
         job.wait_for_checkpoints()
         assert job.pids() == pids
-        job.judge(killed, job.stop())
+        job.stop()
+        job.judge(killed)
