@@ -1,7 +1,7 @@
 """How long output stands still when the leader fails: `python -m tests.bench.leader_gap [--fault paused]`.
 
-Three JobManagers, two workers, Kafka to Kafka exactly once, a checkpoint every 300 ms, four windows a second, HA root
-in a folder, state on MinIO. The output is checked at the end.
+Three JobManagers, two workers, Kafka to Kafka exactly once, a checkpoint every 300 ms, four windows a second, state on
+MinIO, HA root in a folder or, with `--ha s3`, on MinIO. The output is checked at the end.
 """
 
 import argparse
@@ -22,6 +22,7 @@ def main():
     parser.add_argument("--fault", choices=FAULTS, default="killed")
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--pause", type=float, nargs=2, default=(10.0, 60.0), help="least and most seconds of a pause")
+    parser.add_argument("--ha", choices=("folder", "s3"), default="folder", help="where the HA root is")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -32,8 +33,10 @@ def main():
         (folder / "stage").mkdir()
         stage = Stage(kafka, minio, "bench", "gap-", folder / "stage")
         tell = lambda change: print(change, flush=True)
-        found = leaders_fail(stage, options.fault, options.times, options.pause, tell)
-    print(json.dumps({"fault": options.fault, **figures(found), "load": round(os.getloadavg()[0], 1)}))
+        ha_root = stage.root("ha") if options.ha == "s3" else None
+        found = leaders_fail(stage, options.fault, options.times, options.pause, tell, ha_root)
+    load = round(os.getloadavg()[0], 1)
+    print(json.dumps({"fault": options.fault, "ha": options.ha, **figures(found), "load": load}))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Scene:
 
     def __init__(
         self, stage, orders, *, cluster=None, rate=4_000, taskmanagers=2, failpoints=None, job=None, watch=True,
-        hosts=(), jobmanagers=1, leases=None,
+        hosts=(), jobmanagers=1, leases=None, ha_root=None,
     ):  # fmt: skip
         self.stage, self.orders = stage, orders
         self.name = stage.fresh("job")
@@ -53,10 +53,8 @@ class Scene:
         self.feed = Feed(stage.bootstrap, self.source, orders, rate)
         self._shared = cluster is not None
         if cluster is None:
-            config = replace(
-                self._config(taskmanagers, failpoints or {}, watch, leases), data_hosts=hosts, jobmanagers=jobmanagers
-            )
-            cluster = LocalCluster(config)
+            config = self._config(taskmanagers, failpoints or {}, watch, leases)
+            cluster = LocalCluster(replace(config, data_hosts=hosts, jobmanagers=jobmanagers, ha_root=ha_root))
         self.cluster = cluster
         self.job_id = ""
         self.workers = []

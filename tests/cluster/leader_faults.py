@@ -96,17 +96,18 @@ def fail_once(scene, arrivals, children, fault, pause_s):
     return Change(led_s, checkpoint_s, gap_s, workers(scene) == before)
 
 
-def leaders_fail(stage, fault, times, pauses_s, tell=lambda _: None):
+def leaders_fail(stage, fault, times, pauses_s, tell=lambda _: None, ha_root=None):
     """Let the leader of three fail `times` under the main job, check its output, return what each time cost.
 
-    `pauses_s`: least and most seconds of a pause, drawn with a seed.
+    `pauses_s`: least and most seconds of a pause, drawn with a seed. `ha_root`: a URI; None: a folder.
     """
     chance = random.Random(7)
     lengths = [chance.uniform(*pauses_s) if fault == "paused" else 0.0 for _ in range(times)]
     steady_s = sum(lengths) + times * (CHANGE_S + AROUND_S)
     orders = Orders(32, int(2 * RATE * steady_s), step_ms=STEP_MS)  # the second half goes out at the end
     found = []
-    with Scene(stage, orders, rate=RATE, jobmanagers=3, watch=False, job={"interval": INTERVAL}) as scene:
+    options = {"jobmanagers": 3, "watch": False, "job": {"interval": INTERVAL}, "ha_root": ha_root}
+    with Scene(stage, orders, rate=RATE, **options) as scene:
         names = [scene.cluster.jobmanager, *scene.cluster.standbys]
         children = dict(zip(scene.cluster.address.split(","), names, strict=True))
         scene.begin()
