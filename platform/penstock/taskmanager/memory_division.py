@@ -20,6 +20,10 @@ _MB = 1 << 20
 _FRAMEWORK_PART, _LEAST_FRAMEWORK, _MOST_FRAMEWORK = 10, 128 * _MB, 1024 * _MB
 #: A worker's interpreter, libraries and batches need this much of its slot.
 LEAST_TASK_BYTES = 128 * _MB
+#: A worker is expected to take no more memory than this in a millisecond (4 GB/s): clearing pages takes that long.
+_GROWTH_BYTES_PER_MS = 4 * _MB
+#: The least time between two looks at a worker's memory, whose cost is about 0.05 ms.
+_LEAST_CHECK_MS = 10.0
 #: The least managed memory of a slot when its size is not set.
 _LEAST_MANAGED_BYTES = 8 * _MB
 
@@ -103,6 +107,10 @@ class MemoryDivision:
             " let it keep and yield fewer rows a call, because the rows of a call are held until it returns; large"
             f" state: state_backend=rocksdb; else start the TaskManager with {more})"
         )
+
+    def check_after_ms(self, held_bytes: int) -> float:
+        """Return the time in which a worker that holds so many bytes may reach its limit."""
+        return max(_LEAST_CHECK_MS, (self.limit_bytes - held_bytes) / _GROWTH_BYTES_PER_MS)
 
 
 def divided(settings: TaskManagerSettings, slots: int, total_bytes: int, origin: str) -> MemoryDivision:

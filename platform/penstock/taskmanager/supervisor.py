@@ -169,6 +169,8 @@ _PRUNE_EVERY = 20
 _MAX_OPEN_HEARTBEATS = 100
 #: Minimum silence before a stream is closed, even for a short worker lease.
 _LEAST_SILENCE_MS = 2_000
+#: The longest time between two checks of a worker's memory.
+_MOST_CHECK_MS = 500.0
 
 
 class Link(Protocol):
@@ -296,14 +298,37 @@ class Supervisor:
         self._closing.set()
 
     async def run(self) -> None:
-        """Send heartbeats until the shutdown."""
+        """Send heartbeats and check the workers' memory until the shutdown."""
+        await asyncio.gather(self._send_heartbeats(), self._check_workers())
+
+    async def _send_heartbeats(self) -> None:
         while not self._closing.is_set():
-            interval = self._registered.heartbeat_interval_ms if self._registered is not None else 100
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), interval / 1000)
+            await self._pause(self._registered.heartbeat_interval_ms if self._registered is not None else 100)
             if self._registered is not None:
                 self._send_heartbeat()
                 self._copies.expire(self._running_jobs)
+
+    async def _check_workers(self) -> None:
+        """Check each worker's memory, the sooner again the closer one is to its limit."""
+        while not self._closing.is_set():
+            pauses_ms = [_MOST_CHECK_MS]
+            if (memory := self._memory) is not None:
+                pauses_ms.append(memory.check_after_ms(0))  # of a worker that starts meanwhile
+                running = [worker for worker in self._workers.values() if worker.pid and not worker.stopping]
+                pauses_ms += [self._check_memory(worker, memory) for worker in running]
+            await self._pause(min(pauses_ms))
+
+    def _check_memory(self, worker: WorkerProcess, memory: MemoryDivision) -> float:
+        """Kill a worker above its limit; return after how many ms to look at it again."""
+        worker.held_bytes = unreclaimable_bytes(worker.pid)
+        if why := memory.excess(worker.held_bytes):
+            worker.kill(why)
+            return _MOST_CHECK_MS
+        return memory.check_after_ms(worker.held_bytes)
+
+    async def _pause(self, most_ms: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), most_ms / 1000)
 
     async def close(self) -> None:
         """End all workers and templates and delete their files."""
@@ -391,14 +416,6 @@ class Supervisor:
             process=self._process_metrics.own(),
         )
         self._send(heartbeat)
-        for worker_id, held in memory.items():
-            self._check_memory(self._workers[worker_id], held)
-
-    def _check_memory(self, worker: WorkerProcess, held: int) -> None:
-        if not worker.stopping:
-            worker.held_bytes = held
-        if self._memory is not None and not worker.stopping and (why := self._memory.excess(held)):
-            worker.kill(why)
 
     def _on_start_worker(self, command: StartWorker) -> None:
         if command.worker_id in self._workers:

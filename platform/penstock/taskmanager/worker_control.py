@@ -288,7 +288,7 @@ class WorkerProcess:
     #: Called once after a kill if its threads have stopped before its end.
     on_stop: Callable[[WorkerProcess], None]
     pid: int = 0
-    #: Memory that it held at the last heartbeat before its kill: the kernel does not show it while it is freed.
+    #: Memory that it held at the last check before its kill: the kernel does not show it while it is freed.
     held_bytes: int = 0
     #: Set before it is killed, with the reason if that is a failure.
     stopping: bool = False

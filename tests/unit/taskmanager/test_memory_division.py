@@ -112,3 +112,10 @@ def test_a_worker_is_killed_above_its_slots_part_or_its_own_limit(settings, limi
     assert text.startswith(f"it used 4096 MB of memory, its limit is {limit // MB} MB, and was killed (a function: let")
     for told in ("held until it returns", "state_backend=rocksdb", way):
         assert told in text
+
+
+@pytest.mark.parametrize(
+    ("held", "after_ms"), [(0, 256.0), (512 * MB, 128.0), (1000 * MB, 10.0), (1024 * MB, 10.0), (2 * GB, 10.0)]
+)
+def test_a_worker_is_checked_the_sooner_again_the_closer_it_is_to_its_limit(held, after_ms):
+    assert division(8 * GB, 4, worker_memory_bytes=1 * GB).check_after_ms(held) == after_ms
