@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.checkpoint.manifest_log import EMPTIED_HINT, highest_generation
+from penstock.checkpoint.manifest_log import EMPTIED_HINT, decode_file, highest_generation
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
 from penstock.core.errors import JobIdentityError, LeadershipLostError, SnapshotDamagedError, StorageError
@@ -22,6 +22,8 @@ from penstock.core.structs import prepare
 from penstock.graph.task_deployment import Attempts
 
 LEASE = "lease.json"
+#: The way out when the lease cannot be decoded: another one follows from the log.
+_LEASE_HINT = "check that no other process runs this job, then delete the file and restart the JobManager"
 _MAX_RACES = 20
 
 
@@ -100,6 +102,7 @@ class JobLease:
         Raises:
             JobIdentityError: another process holds it; names the holder.
             LeadershipLostError: a later leader of the same HA root has held it.
+            MetadataDamagedError: it cannot be decoded.
         """
         for _ in range(_MAX_RACES):
             try:
@@ -110,7 +113,7 @@ class JobLease:
                     self._record = wanted
                     return wanted
                 continue
-            held = msgspec.json.decode(data, type=LeaseRecord)
+            held = decode_file(f"{self._store.uri}/{LEASE}", data, LeaseRecord, _LEASE_HINT)
             self._refuse_held(held, take_over=take_over)
             attempts = held.attempts if held.job_id == job_id else Attempts()
             wanted = _with(self._next(job_id, held.generation, held.renewals), attempts)
@@ -125,6 +128,7 @@ class JobLease:
 
         Raises:
             LeadershipLostError: another process has taken it. SnapshotDamagedError: the lease was deleted.
+            MetadataDamagedError: it cannot be decoded.
         """
         self._swap(self._renewed)
 
@@ -155,7 +159,7 @@ class JobLease:
             except FileNotFoundError as error:
                 msg = f"{self._store.uri} was emptied while the job ran: {LEASE} is gone"
                 raise SnapshotDamagedError(msg, hint=EMPTIED_HINT) from error
-            present = msgspec.json.decode(data, type=LeaseRecord)
+            present = decode_file(f"{self._store.uri}/{LEASE}", data, LeaseRecord, _LEASE_HINT)
             if present.generation != self.record.generation or present.holder != self._holder:
                 msg = f"job lease {self._store.uri}/{LEASE} was taken over by {_describe_holder(present)}"
                 raise LeadershipLostError(msg, hint="this process steps down")

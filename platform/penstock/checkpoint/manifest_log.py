@@ -6,13 +6,13 @@ thread; read by recovery and offline tools.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
-from penstock.core.errors import LeadershipLostError, SnapshotDamagedError, StorageError
+from penstock.core.errors import LeadershipLostError, MetadataDamagedError, SnapshotDamagedError, StorageError
 from penstock.core.permits import CommitPermit
 from penstock.core.rand import Rand
 from penstock.core.snapshot import Committable, SubtaskSnapshot
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.graph.job_graph import JobGraph
 
 FORMAT_VERSION = 1
+T = TypeVar("T")
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,8 +94,11 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Invert `encode_manifest`; raises msgspec.ValidationError on anything else."""
-    return msgspec.json.decode(data, type=Manifest)
+    """Invert `encode_manifest`; raises msgspec.DecodeError on anything else."""
+    try:
+        return msgspec.json.decode(data, type=Manifest)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 PREFIX = "manifests/"
@@ -105,6 +109,11 @@ CLAIM = "claimed.json"
 #: The ways out when a job's folder has lost its checkpoints.
 EMPTIED_HINT = (
     "restore the folder and run the job again, or begin without its checkpoints: --from SAVEPOINT, or --fresh"
+)
+#: The way out when an entry of a job's log cannot be decoded.
+DAMAGED_HINT = (
+    "restore the file and restart the JobManager, or move it away and run the job's file again "
+    "with --from SAVEPOINT or --fresh"
 )
 _ATTEMPTS = 4
 _FIRST_PAUSE_MS = 100.0
@@ -120,6 +129,18 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
     permit: CommitPermit
     #: Earlier checkpoints of this leader whose append had an unknown outcome: they are in the log.
     found: tuple[Manifest, ...] = ()
+
+
+def decode_file(where: str, data: bytes, kind: type[T], hint: str = DAMAGED_HINT) -> T:
+    """Return the content of the file at `where`, a JSON document of that kind.
+
+    Raises:
+        MetadataDamagedError: it is none.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise MetadataDamagedError(f"{where} is damaged: {error}", hint=hint) from error
 
 
 def key_of(sequence: int) -> str:
@@ -208,8 +229,8 @@ class ManifestLog:
         """Return all entries, oldest first, as they are in the store now.
 
         Raises:
-            LeadershipLostError: a newer generation is in the log. SnapshotDamagedError: an entry cannot be decoded, or
-                the newest one is gone.
+            LeadershipLostError: a newer generation is in the log. MetadataDamagedError: an entry cannot be decoded.
+            SnapshotDamagedError: the newest one is gone.
         """
         found: list[LogEntry] = []
         sequences = [n for n in map(sequence_of, self._store.list(PREFIX)) if n is not None]
@@ -302,15 +323,9 @@ class ManifestLog:
     def _load(self, sequence: int) -> Manifest:
         where = f"{self._store.uri}/{key_of(sequence)}"
         try:
-            return decode_manifest(self._store.read(key_of(sequence)))
+            return decode_file(where, self._store.read(key_of(sequence)), Manifest)
         except FileNotFoundError as error:
-            msg = f"{where} disappeared"
-            raise SnapshotDamagedError(
-                msg, hint="check whether another process or a lifecycle rule deletes files in the checkpoint folder"
-            ) from error
-        except msgspec.MsgspecError as error:
-            msg = f"{where} is damaged: {error}"
-            raise SnapshotDamagedError(msg, hint="start from a savepoint with --from URI") from error
+            raise _disappeared(where) from error
 
     def _refuse_newer(self, present: Manifest) -> None:
         if present.generation > self._generation:
@@ -353,10 +368,7 @@ def read_entries(store: ObjectStore, read: Callable[[str], Manifest]) -> tuple[M
                 break
         if not gone:
             return tuple(found[sequence] for sequence in sequences)
-    msg = f"{store.uri}/{gone} disappeared"
-    raise SnapshotDamagedError(
-        msg, hint="check whether another process or a lifecycle rule deletes files in the checkpoint folder"
-    )
+    raise _disappeared(f"{store.uri}/{gone}")
 
 
 def require_checkpoints(store: ObjectStore) -> None:
@@ -365,20 +377,18 @@ def require_checkpoints(store: ObjectStore) -> None:
     Retention deletes entries only when a newer checkpoint is in the log.
 
     Raises:
-        SnapshotDamagedError: it has lost them, or an entry cannot be decoded.
+        SnapshotDamagedError: it has lost them. MetadataDamagedError: an entry cannot be decoded.
     """
     sequences = sorted(n for n in map(sequence_of, store.list(PREFIX)) if n is not None)
     if not sequences or sequences[0] == 1:
         return
     for sequence in reversed(sequences):
         try:
-            if decode_manifest(store.read(key_of(sequence))).kind == "checkpoint":
-                return
+            data = store.read(key_of(sequence))
         except FileNotFoundError:
             continue  # an older entry, deleted by the previous leader's retention
-        except msgspec.MsgspecError as error:
-            msg = f"{store.uri}/{key_of(sequence)} is damaged: {error}"
-            raise SnapshotDamagedError(msg, hint="start from a savepoint with --from URI") from error
+        if decode_file(f"{store.uri}/{key_of(sequence)}", data, Manifest).kind == "checkpoint":
+            return
     msg = f"{store.uri} was emptied: its log begins at entry {sequences[0]} and has no checkpoint"
     raise SnapshotDamagedError(msg, hint=EMPTIED_HINT)
 
@@ -388,8 +398,15 @@ def highest_generation(store: ObjectStore) -> int:
     sequences = [n for n in map(sequence_of, store.list(PREFIX)) if n is not None]
     if not sequences:
         return 0
+    key = key_of(max(sequences))
+    where = f"{store.uri}/{key}"
     try:
-        return decode_manifest(store.read(key_of(max(sequences)))).generation
-    except (FileNotFoundError, msgspec.MsgspecError) as error:
-        msg = f"{store.uri}/{key_of(max(sequences))} is damaged: {error}"
-        raise SnapshotDamagedError(msg, hint="start from a savepoint with --from URI") from error
+        data = store.read(key)
+    except FileNotFoundError as error:
+        raise _disappeared(where) from error
+    return decode_file(where, data, Manifest).generation
+
+
+def _disappeared(where: str) -> SnapshotDamagedError:
+    hint = "check whether another process or a lifecycle rule deletes files in the checkpoint folder"
+    return SnapshotDamagedError(f"{where} disappeared", hint=hint)

@@ -77,6 +77,7 @@ _PERMANENT = frozenset(
         "StateMismatchError",
         "StateTooLargeError",
         "SnapshotDamagedError",
+        "MetadataDamagedError",
         "LostTransactionError",
         "UndecidedOutputError",
         "SinkOverflowError",
@@ -183,6 +184,10 @@ class StorageError(PenstockError):
 
 class SnapshotDamagedError(StorageError):
     """A file of a snapshot is missing or its checksum is wrong; names the file."""
+
+
+class MetadataDamagedError(SnapshotDamagedError):
+    """A log entry, manifest, lease or claim cannot be decoded; names the file. Its job is suspended until it can."""
 
 
 class LeadershipLostError(PenstockError):

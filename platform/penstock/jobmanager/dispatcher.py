@@ -18,7 +18,7 @@ from penstock.checkpoint.ha_records import JobRecord, check_leading, read_refusa
 from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
-from penstock.core.errors import LeadershipLostError, NotFoundError, PenstockError, UsageError
+from penstock.core.errors import LeadershipLostError, MetadataDamagedError, NotFoundError, PenstockError, UsageError
 from penstock.core.event_log import Entry
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, read_submitted
@@ -138,24 +138,22 @@ class Dispatcher:
     async def recover(self) -> None:
         """Start every job of the HA store that has not ended; what is only shown of jobs is read afterwards.
 
-        A job whose record cannot be read is suspended; the others do not notice.
+        A job whose record, log or savepoint cannot be read is suspended; the others do not notice.
         """
         found: dict[tuple[str, str], KnownJob] = {}
         store, generation = self._parts.ha_store, self._parts.generation
         recorded, damaged = await asyncio.to_thread(recorded_jobs, store, generation)
         for unreadable in damaged:
-            _LOGGER.error("job %s is suspended: %s", unreadable.name, unreadable.error)
-            self._jobs[unreadable.job_id] = suspended_job(unreadable)
+            job = self._jobs[unreadable.job_id] = suspended_job(unreadable)
+            self._suspend(job)
         for record, graph in recorded:
             job = KnownJob(record, graph)
             self._jobs[record.job_id] = job
             if not record.ended:
-                identity = (record.name, graph.settings.checkpoint_root)
-                if identity in found:
-                    # Its submitter got an error: the record was written but the answer was lost.
-                    superseded = self._driver(found[identity])
-                    self._on_ended(superseded, "FAILED", f"job {record.job_id} of the same name was accepted later")
-                found[identity] = job
+                if job.identity in found:
+                    # It was suspended, or its submitter got an error: the record was written but the answer was lost.
+                    self._supersede(found[job.identity], record.job_id)
+                found[job.identity] = job
         self._parts.taskmanagers.recover(job.record.job_id for job in found.values())
         for job in found.values():
             self.upgrades.resume(job.record)
@@ -371,6 +369,8 @@ class Dispatcher:
             await driver.close(release=True)
             raise
         job.driver = driver
+        for other in [known for known in self._jobs.values() if known.suspended and known.identity == job.identity]:
+            self._supersede(other, record.job_id)
         self._jobs[record.job_id] = job
         try:
             await driver.start(generation)
@@ -427,7 +427,8 @@ class Dispatcher:
     async def _recover_one(self, job: KnownJob, *, reconcile_ms: int = 0) -> None:
         """Take a job over from the previous leader, retrying until its lease is free or the tries are used up.
 
-        With `reconcile_ms`, continue with its running workers if that is safe.
+        With `reconcile_ms`, continue with its running workers if that is safe. A job with a file that cannot be decoded
+        is suspended: no retry helps.
         """
         limits = self._parts.limits
         for attempt in range(limits.recover_tries):
@@ -441,9 +442,13 @@ class Dispatcher:
                 if isinstance(error, LeadershipLostError) and await self._superseded(error):
                     return
                 job.record = msgspec.structs.replace(job.record, error=str(error))
-                if attempt == limits.recover_tries - 1:
+                damaged = isinstance(error, MetadataDamagedError)
+                if damaged or attempt == limits.recover_tries - 1:
                     self._parts.taskmanagers.give_up(job.record.job_id)
-                    self._on_ended(driver, "FAILED", str(error))
+                    if damaged:
+                        self._suspend(job)
+                    else:
+                        self._on_ended(driver, "FAILED", str(error))
                     return
             if await self._closes_before_retry():
                 return
@@ -467,6 +472,16 @@ class Dispatcher:
             self._on_ended(job.driver, "FAILED", str(error))
         elif not await self._closes_before_retry():
             await self._recover_one(job)
+
+    def _suspend(self, job: KnownJob) -> None:
+        """Leave a job as it is recorded: the next leader, or a later submission of its name, takes it up."""
+        job.suspended = True
+        _LOGGER.error("job %s is suspended: %s", job.record.name, job.record.error)
+        self._operations.end_all(job.record.job_id, f"the job is suspended: {job.record.error}")
+
+    def _supersede(self, job: KnownJob, job_id: str) -> None:
+        """End a job that does not run: a later one of its identity was accepted."""
+        self._on_ended(self._driver(job), "FAILED", f"job {job_id} of the same name was accepted later")
 
     async def _superseded(self, error: LeadershipLostError) -> bool:
         """Return whether a newer leader caused the error; this process then ends.
@@ -516,6 +531,7 @@ class Dispatcher:
 
     def _on_ended(self, driver: JobDriver, state: str, error: str) -> None:
         job = self._jobs[driver.record.job_id]
+        job.suspended = False
         job.record = msgspec.structs.replace(
             stopped_record(job.record, driver.stop),
             ended=state,

@@ -1,4 +1,4 @@
-"""One job's record is damaged and one JobMaster raises: nine other jobs go on, also under a restarted JobManager."""
+"""Files of two jobs are damaged and one JobMaster raises: nine other jobs go on, also under a restarted JobManager."""
 
 import json
 import os
@@ -92,12 +92,12 @@ class Jobs:
         return found.sort_by("ts").combine_chunks().to_batches()[0].to_pylist() == wanted.to_pylist()
 
 
-def test_nine_jobs_go_on_beside_a_raising_master_and_a_damaged_record(tmp_path, start):
+def test_nine_jobs_go_on_beside_a_raising_master_and_damaged_files(tmp_path, start):
     others = [f"other-{number}" for number in range(OTHERS)]
     jobmanager, ready = start("jobmanager", *RAISING, rest_port=0, rpc_port=0)
-    start("taskmanager", *SERVE, slots=OTHERS + 2, id="tm", work_dir=tmp_path / "tm", memory="8g")
+    start("taskmanager", *SERVE, slots=OTHERS + 3, id="tm", work_dir=tmp_path / "tm", memory="8g")
     jobs = Jobs(tmp_path, json.loads(ready)["rest"])
-    for name in ("raises", "damaged", *others):
+    for name in ("raises", "damaged", "unreadable", *others):
         jobs.submit(name)
     jobs.write_on(jobs.ids)
     workers = jobs.workers(jobs.ids)
@@ -115,7 +115,10 @@ def test_nine_jobs_go_on_beside_a_raising_master_and_a_damaged_record(tmp_path, 
 
     jobmanager.kill()
     jobmanager.wait()
-    _, ready = start("jobmanager", *SERVE, rest_port=0, rpc_port=0)
+    entry = max((tmp_path / "root" / "unreadable" / "manifests").glob("*.json"))
+    content = entry.read_bytes()
+    entry.write_bytes(content[:-30])
+    jobmanager, ready = start("jobmanager", *SERVE, rest_port=0, rpc_port=0)
     jobs.connect(json.loads(ready)["rest"])
     jobs.write_on(["raises", *others])
     assert jobs.workers(others) == {name: workers[name] for name in others}, "another job has restarted"
@@ -123,6 +126,19 @@ def test_nine_jobs_go_on_beside_a_raising_master_and_a_damaged_record(tmp_path, 
     assert jobs.state("damaged") == "SUSPENDED"
     with pytest.raises(UsageError, match=rf"is suspended .*{record.name} is damaged"):
         jobs.rest.cancel(jobs.ids["damaged"])
+    wait_until(lambda: jobs.state("unreadable") == "SUSPENDED", "the job of a damaged log entry is suspended")
+    with pytest.raises(UsageError, match=rf"is suspended .*{entry.name} is damaged"):
+        jobs.rest.cancel(jobs.ids["unreadable"])
+    left = [Path(f"/proc/{pid}") for pid in workers["unreadable"]]
+    wait_until(lambda: not any(process.exists() for process in left), "the workers of the suspended job have ended")
+
+    entry.write_bytes(content)
+    jobmanager.kill()
+    jobmanager.wait()
+    _, ready = start("jobmanager", *SERVE, rest_port=0, rpc_port=0)
+    jobs.connect(json.loads(ready)["rest"])
+    jobs.write_on(["unreadable", "raises", *others])
+    assert jobs.workers(others) == {name: workers[name] for name in others}, "another job has restarted"
     jobs.rest.savepoint(jobs.ids["raises"])
     end_jobs(jobs.rest, besides=[jobs.ids["damaged"]])
     assert {name for name in jobs.ids if not jobs.exact(name)} == set()

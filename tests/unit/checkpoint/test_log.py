@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.checkpoint.manifest_log import ManifestLog, decode_manifest, highest_generation, key_of, sequence_of
-from penstock.core.errors import LeadershipLostError, SnapshotDamagedError, StorageError
+from penstock.core.errors import LeadershipLostError, MetadataDamagedError, SnapshotDamagedError, StorageError
 from penstock.core.rand import SeededRand
 
 
@@ -186,12 +186,13 @@ def test_entries_the_old_leader_deletes_while_they_are_read_are_passed_over(log_
         log.read()
 
 
-def test_a_damaged_entry_is_named(log_of, memory):
+@pytest.mark.parametrize("data", [b"{", b'{"note": "\xff"}'])
+def test_a_damaged_entry_is_named(log_of, memory, data):
     log = log_of(1)
-    memory.put(key_of(2), b"{")
-    with pytest.raises(SnapshotDamagedError, match=key_of(2)):
+    memory.put(key_of(2), data)
+    with pytest.raises(MetadataDamagedError, match=key_of(2)):
         log.read()
-    with pytest.raises(SnapshotDamagedError, match=key_of(2)):
+    with pytest.raises(MetadataDamagedError, match=key_of(2)):
         highest_generation(memory)
 
 

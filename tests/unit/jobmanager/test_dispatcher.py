@@ -26,16 +26,25 @@ from penstock.checkpoint.ha_records import (
 from penstock.checkpoint.job_lease import LeaseRecord, this_process
 from penstock.config.settings import ClusterSettings, RestartStrategy
 from penstock.core.clock import ManualClock
-from penstock.core.errors import LeadershipLostError, NotFoundError, SnapshotDamagedError, StorageError
+from penstock.core.errors import (
+    LeadershipLostError,
+    MetadataDamagedError,
+    NotFoundError,
+    SnapshotDamagedError,
+    StorageError,
+    UsageError,
+)
 from penstock.core.event_log import Entry
 from penstock.core.rand import SeededRand
 from penstock.graph.job_graph import encode_graph
+from penstock.graph.task_deployment import Attempts
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.config import JobManagerLimits
 from penstock.jobmanager.dispatcher import Dispatcher, DispatcherParts
 from penstock.jobmanager.jobs.job_archive import JobArchive
 from penstock.jobmanager.jobs.job_store import JobStore
 from penstock.jobmanager.jobs.job_views import checkpoints_of, summary_of
+from penstock.jobmanager.jobs.recorded_jobs import SubmitOptions
 from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages.views import ExceptionView
 
@@ -390,3 +399,104 @@ async def test_a_job_shows_its_last_failure_under_the_next_leader(store, dispatc
     assert [(failure.at_ms, failure.error) for failure in dispatcher.exceptions(JOB)] == [
         (5, "the last"), (3, "ValueError: no"),
     ]  # fmt: skip
+
+
+# --- a file of one job that cannot be decoded -----------------------------------------------------------------------
+
+
+def damaged(folder, what):
+    """Damage a file of the job; return the file and its content."""
+    files = {"log": max((folder / "manifests").iterdir()), "lease": folder / "lease.json"}
+    file = files.get(what) or folder / "claimed.json"
+    if what == "claim":
+        file.write_bytes(msgspec.json.encode({"job_folder": "file:///other", "job_id": OTHER.job_id, "sequence": "0"}))
+    content = file.read_bytes()
+    file.write_bytes(content[:-30] + b"\xff")
+    return file, content
+
+
+async def suspended(dispatcher):
+    """Wait until the job of a damaged file is suspended; return its error."""
+    while dispatcher.summary(JOB).state != "SUSPENDED":
+        assert dispatcher.summary(JOB).state in {"CREATED", "INITIALIZING"}, dispatcher.exceptions(JOB)
+        await asyncio.sleep(0)
+    return dispatcher.summary(JOB).error
+
+
+@pytest.mark.parametrize("what", ["log", "lease", "claim"])
+async def test_a_job_with_a_damaged_file_is_suspended_until_the_next_leader_finds_it_repaired(
+    started, store, dispatcher_of, what, caplog
+):
+    _, folder = started
+    file, content = damaged(folder, what)
+    dispatcher, _ = dispatcher_of()
+    await dispatcher.recover()
+    error = await suspended(dispatcher)
+    assert f"{file} is damaged: " in error
+    assert "restart the JobManager" in error
+    assert f"job job is suspended: {error}" in caplog.text
+    assert error in [failure.error for failure in dispatcher.exceptions(JOB)]
+    with pytest.raises(UsageError, match=r"job 'job' is suspended \(.* is damaged"):
+        await dispatcher.cancel(JOB)
+    await settled(dispatcher)
+    assert dispatcher.summary("other").state == "RECONCILING"
+    assert [record.ended for record in read_records(store)[0]] == ["", ""]
+    file.write_bytes(content)
+    next_leader, _ = dispatcher_of()
+    await next_leader.recover()
+    await settled(next_leader)
+    assert next_leader.summary(JOB).state == "RECONCILING"
+    assert next_leader.summary(JOB).error == ""
+
+
+@pytest.mark.parametrize("what", ["log", "lease"])
+async def test_a_job_whose_file_is_damaged_while_it_runs_is_suspended(started, store, what):
+    dispatcher, folder = started
+    driver = dispatcher._jobs[JOB].driver
+    request = await dispatcher.trigger_checkpoint(JOB)
+    file, _ = damaged(folder, what)
+    await (driver._read_log(list_files=False) if what == "log" else driver._record_attempt(Attempts(1)))
+    assert f"{file} is damaged: " in await suspended(dispatcher)
+    assert "Traceback" in dispatcher.exceptions(JOB)[-1].detail
+    with pytest.raises(NotFoundError, match="no request"):  # its client repeats it, and learns of the suspension
+        dispatcher.operation(request)
+    assert "is suspended" in dispatcher.operation(await dispatcher.trigger_checkpoint(JOB)).error
+    assert not driver.ended.is_set()
+    assert [record.ended for record in read_records(store)[0]] == ["", ""]
+
+
+async def test_a_job_whose_savepoint_is_damaged_is_suspended(store, dispatcher_of, tmp_path):
+    savepoint = tmp_path / "savepoint"
+    savepoint.mkdir()
+    (savepoint / "manifest.json").write_bytes(b"{")
+    record = msgspec.structs.replace(RECORD, options={"from_uri": str(savepoint)})
+    write_running(store, record, tmp_path, factory=f"{__name__}:WithoutSplits")
+    dispatcher, _ = dispatcher_of()
+    await dispatcher.recover()
+    assert f"{savepoint}/manifest.json is damaged: " in await suspended(dispatcher)
+
+
+async def test_a_later_submission_ends_a_suspended_job(started, store, tmp_path, monkeypatch):
+    dispatcher, folder = started
+    file, _ = damaged(folder, "log")
+    dispatcher._jobs[JOB].driver._break(RuntimeError("a failure"))
+    await suspended(dispatcher)
+    monkeypatch.setattr("penstock.jobmanager.jobs.enumerators.validate", checks_nothing)
+    monkeypatch.setattr(dispatcher._parts.taskmanagers.pool, "require", lambda _graph: None)
+    graph = make_graph(checkpoint_root=str(tmp_path), factory=f"{__name__}:WithoutSplits")
+    graph = encode_graph(msgspec.structs.replace(graph, name="job"))
+    with pytest.raises(MetadataDamagedError, match=r"move it away and run the job's file again"):
+        await dispatcher.submit(graph)
+    assert dispatcher.summary(JOB).state == "SUSPENDED"
+    file.rename(tmp_path / "away.json")
+    new = await dispatcher.submit(graph, SubmitOptions(fresh=True))
+    await settled(dispatcher)
+    assert dispatcher.summary("job").job_id == new
+    assert dispatcher.summary(new).state == "CREATED"
+    assert dispatcher.summary(JOB).state == "FAILED"
+    assert dispatcher.summary(JOB).error == f"job {new} of the same name was accepted later"
+    assert {r.job_id: r.ended for r in read_records(store)[0]} == {JOB: "FAILED", OTHER.job_id: "", new: ""}
+
+
+async def checks_nothing(_graph):
+    """Stand in for the checks of connectors."""

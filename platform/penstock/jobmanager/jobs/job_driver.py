@@ -25,7 +25,7 @@ from penstock.checkpoint.store import ObjectStore
 from penstock.config.slot_resources import wanted_of
 from penstock.core import failpoints
 from penstock.core.clock import Clock
-from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError
+from penstock.core.errors import LeadershipLostError, MetadataDamagedError, PenstockError, SnapshotDamagedError
 from penstock.core.failpoints import FailpointError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, encode_graph
@@ -55,7 +55,8 @@ class DriverHooks:
     changed: Callable[[JobDriver], None]
     #: Called after events were handled: the event log may have grown.
     handled: Callable[[JobDriver, JobMaster], None]
-    #: Called when the driver can do nothing more: it has lost the job's lease or log, or met an internal error.
+    #: Called when the driver can do nothing more: it has lost the job's lease or log, cannot read them, or met an
+    #: internal error.
     broken: Callable[[JobDriver, BaseException], None]
 
 
@@ -272,7 +273,7 @@ class JobDriver:
     async def _read_log(self, *, list_files: bool) -> None:
         try:
             entries, files, source = await self._in_thread(lambda: self._read(list_files=list_files))
-        except LeadershipLostError as error:
+        except (LeadershipLostError, MetadataDamagedError) as error:
             self._break(error)
         except PenstockError as error:
             self.post(_log_failed(error))
@@ -292,7 +293,7 @@ class JobDriver:
     async def _record_attempt(self, attempts: Attempts) -> None:
         try:
             await self._in_thread(self._parts.store.record_attempt, attempts)
-        except LeadershipLostError as error:
+        except (LeadershipLostError, MetadataDamagedError) as error:
             self._break(error)
         except PenstockError as error:
             self.post(_log_failed(error))
@@ -385,7 +386,7 @@ class JobDriver:
                 return
             try:
                 await asyncio.to_thread(self._parts.store.renew)
-            except LeadershipLostError as error:
+            except (LeadershipLostError, MetadataDamagedError) as error:
                 self._break(error)
                 return
             except SnapshotDamagedError as error:

@@ -15,7 +15,7 @@ from penstock.checkpoint.manifest_log import (
     LogEntry,
     Manifest,
     ManifestLog,
-    decode_manifest,
+    decode_file,
     highest_generation,
     require_checkpoints,
     seal_entry,
@@ -48,6 +48,9 @@ from penstock.graph.job_graph import JobGraph
 from penstock.graph.state_check import check_states, require_fit
 from penstock.graph.task_deployment import Attempts
 from penstock.jobmanager.deploy.job_log import require_resumable
+
+#: The way out when it cannot be read which job has taken over a savepoint or a history.
+_CLAIM_HINT = "restore the file and restart the JobManager; if no other job took over from here, delete it instead"
 
 
 class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +99,7 @@ class JobStore:
         `held_before`: the job has had this lease, so its folder cannot be empty.
 
         Raises:
-            SnapshotDamagedError: the job's checkpoints were deleted.
+            SnapshotDamagedError: the job's checkpoints were deleted. MetadataDamagedError: a file cannot be decoded.
             JobIdentityError: another process holds the job, or another job has claimed the savepoint.
             UsageError: there is no such savepoint.
             StateMismatchError: the savepoint's state, or that of the job's newest checkpoint, does not fit the job; or
@@ -213,11 +216,8 @@ class JobStore:
         except FileNotFoundError as error:
             msg = f"there is no savepoint at {uri}"
             raise UsageError(msg, hint="pass the folder that `penstock savepoint` or `stop` printed") from error
-        try:
-            return absolute_paths(decode_manifest(data), store.uri)
-        except msgspec.MsgspecError as error:
-            msg = f"{uri}/manifest.json is damaged: {error}"
-            raise SnapshotDamagedError(msg, hint="use another savepoint") from error
+        hint = "restore the file and restart the JobManager, or run the job's file again from another savepoint"
+        return absolute_paths(decode_file(f"{uri}/{SAVEPOINT_MANIFEST}", data, Manifest, hint), store.uri)
 
     def _refuse_fork_of_backfill(self, source: Manifest) -> None:
         """Refuse to fork a backfill's savepoint: a fork leaves staged output to the origin, which has no job."""
@@ -247,7 +247,7 @@ class JobStore:
         if store.put_if_absent(CLAIM, msgspec.json.encode(mine)):
             self._mark_origin_claimed(source, mine)
             return
-        held = msgspec.json.decode(store.read(CLAIM), type=dict[str, str])
+        held = decode_file(f"{store.uri}/{CLAIM}", store.read(CLAIM), dict[str, str], _CLAIM_HINT)
         if held.get("job_folder") != self._store.uri:
             msg = f"savepoint {self._start.from_uri} was claimed by {held.get('job_folder')} (job {held.get('job_id')})"
             raise JobIdentityError(msg, hint="fork it with --no-claim, or start from a savepoint of that job")
@@ -279,7 +279,7 @@ class JobStore:
         chosen = self._start.fresh or self._start.from_uri or self._start.accept_duplicates
         if chosen or not self._store.list(CLAIM):
             return
-        successor = msgspec.json.decode(self._store.read(CLAIM), type=dict[str, str])
+        successor = decode_file(f"{self._store.uri}/{CLAIM}", self._store.read(CLAIM), dict[str, str], _CLAIM_HINT)
         entries = current_history(ManifestLog(self._store, generation, self._clock, self._rand).read())
         newest = max((e.manifest.sequence for e in entries if e.manifest.kind == "checkpoint"), default=0)
         if 0 < newest <= int(successor["sequence"]):

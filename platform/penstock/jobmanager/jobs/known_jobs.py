@@ -61,8 +61,13 @@ class KnownJob:
     refusal: UpgradeRefusal | None = None
     #: Number of its drivers that have failed.
     broken_drivers: int = 0
-    #: Its record cannot be read: it neither runs nor has ended.
+    #: Its record, log or savepoint cannot be read: it neither runs nor has ended.
     suspended: bool = False
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Name and checkpoint root: at most one job of an identity runs."""
+        return self.record.name, self.graph.settings.checkpoint_root
 
     @property
     def master(self) -> JobMaster | None:
@@ -143,8 +148,8 @@ def jobs_named(jobs: Mapping[str, KnownJob], name: str) -> tuple[KnownJob, ...]:
 def refuse_running(jobs: Iterable[KnownJob], graph: JobGraph) -> None:
     """Raise JobIdentityError if a job of that name and checkpoint root is already running."""
     for job in jobs:
-        same = job.record.name == graph.name and not job.suspended
-        if same and not job.record.ended and job.graph.settings.checkpoint_root == graph.settings.checkpoint_root:
+        same = job.identity == (graph.name, graph.settings.checkpoint_root)
+        if same and not job.record.ended and not job.suspended:
             msg = f"job {graph.name!r} is already running in this cluster as {job.record.job_id}"
             raise JobIdentityError(msg, hint="stop or cancel it first, or use another job name")
 

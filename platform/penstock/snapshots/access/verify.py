@@ -16,7 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.checkpoint.job_lease import LEASE
-from penstock.checkpoint.manifest_log import CLAIM, PREFIX, SAVEPOINT_MANIFEST, Manifest, key_of, sequence_of
+from penstock.checkpoint.manifest_log import (
+    CLAIM,
+    DAMAGED_HINT,
+    PREFIX,
+    SAVEPOINT_MANIFEST,
+    Manifest,
+    key_of,
+    sequence_of,
+)
 from penstock.checkpoint.recovery import present_manifests
 from penstock.checkpoint.retention import SWEPT_PREFIXES, files_of
 from penstock.checkpoint.store import ObjectStore
@@ -77,7 +85,7 @@ def verify(uri: str, *, checkpoint: int | None = None) -> Report:
         snapshot = open_snapshot(uri, checkpoint=checkpoint)
     except SnapshotDamagedError as error:
         where, _, problem = error.message.partition(" is damaged: ")
-        remedy = "use another savepoint or checkpoint; a job whose log is damaged starts from a savepoint with --from"
+        remedy = f"use another savepoint or checkpoint; in a job's log: {DAMAGED_HINT}"
         return Report(uri, damaged=[Damage(where, where, f"cannot be read: {problem or where}", remedy)])
     report = Report(snapshot.store.uri)
     check = _Check(report)
