@@ -105,6 +105,27 @@ async def test_a_slot_is_free_again_only_when_its_worker_is_gone(stage):
     await stage.jobmanager.ready("w3")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the template alone sees the exit of a worker on Linux only")
+async def test_a_slot_is_allocated_active_and_releasing_and_only_a_live_worker_is_offered_to_a_new_leader(stage):
+    async def reported(*states):
+        seen = max((r.sequence for r in stage.jobmanager.reports if isinstance(r, Heartbeat)), default=0)
+        newer = lambda r: isinstance(r, Heartbeat) and r.sequence > seen and r
+        heartbeat = await stage.jobmanager.until(newer)
+        assert [(held.slot, held.worker_id, held.state) for held in heartbeat.slot_report] == list(states)
+
+    offered = lambda: [(held.worker_id, held.state) for held in stage.supervisor.registration().offered]
+    stage.start("w1")
+    assert [holder.state for holder in stage.supervisor._slots.held] == ["ALLOCATED"]
+    await stage.jobmanager.ready("w1")
+    await reported((0, "w1", "ACTIVE"))
+    with exit_unseen(stage):
+        stage.supervisor.handle(StopWorker(worker_id="w1"))
+        await reported((0, "w1", "RELEASING"))
+        assert offered() == []
+    await stage.jobmanager.exited("w1")
+    assert stage.supervisor._slots.free_slots == tuple(range(stage.supervisor._slots.count))
+
+
 async def test_a_worker_starts_beside_the_one_that_it_replaces_if_there_is_memory(stage_with):
     stage = stage_with(memory=divided(TaskManagerSettings(), 2, 2 << 30, "--memory"))
     await stage.open()

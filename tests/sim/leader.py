@@ -320,7 +320,7 @@ class Leader:
 
     # --- TaskManagers -------------------------------------------------------------------------------------------------
 
-    def connected(self, session: Session, workers: tuple[msg.RegisteredWorker, ...]) -> None:
+    def connected(self, session: Session, workers: tuple[msg.SlotStatus, ...]) -> None:
         """A TaskManager has registered, with the workers that it still has."""
         manager = session.manager
         if session.closed:
@@ -448,7 +448,7 @@ class Leader:
             return
         self._where[worker_id] = name
         manager = session.manager
-        entry = msg.RegisteredWorker(worker_id=worker_id, job_id=self.run.job_id, slot=slot.index)
+        entry = msg.SlotStatus(worker_id=worker_id, job_id=self.run.job_id, slot=slot.index)
         session.down.send("start worker", lambda: manager.start(session, entry, beside=beside), owner=manager.owner)
 
     def _kill(self, worker_id: str, name: str) -> None:

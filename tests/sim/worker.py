@@ -153,9 +153,7 @@ class Background:
 class Worker:
     """One incarnation of a slot worker."""
 
-    def __init__(
-        self, world: World, manager: TaskManager, entry: msg.RegisteredWorker, *, beside: bool = False
-    ) -> None:
+    def __init__(self, world: World, manager: TaskManager, entry: msg.SlotStatus, *, beside: bool = False) -> None:
         self.world = world
         self.manager = manager
         self.worker_id = worker_id = entry.worker_id
@@ -282,7 +280,7 @@ class TaskManager:
         #: Killed workers whose processes have not ended.
         self._exiting: set[str] = set()
         #: Of the workers, as it registers them.
-        self._entries: dict[str, msg.RegisteredWorker] = {}
+        self._entries: dict[str, msg.SlotStatus] = {}
         self._beside: dict[str, bool] = {}
 
     def needs(self, worker: Worker, need: msg.NetworkNeed) -> None:
@@ -331,7 +329,7 @@ class TaskManager:
             for worker in [worker for worker in self.workers.values() if worker.worker_id not in kept]:
                 self._kill(worker)
 
-    def start(self, session: Session, entry: msg.RegisteredWorker, *, beside: bool) -> None:
+    def start(self, session: Session, entry: msg.SlotStatus, *, beside: bool) -> None:
         """Start a worker process."""
         if self.session is not session:
             return

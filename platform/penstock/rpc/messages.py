@@ -484,12 +484,14 @@ class NetworkNeed(Message, frozen=True, kw_only=True):
 # --- TaskManager -> JobManager
 
 
-class RegisteredWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker process, in the registration of its TaskManager."""
+class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A taken slot and its worker; before a rescale the successor of a worker has the same slot."""
 
+    slot: int
     worker_id: str
     job_id: str
-    slot: int
+    #: A `taskmanager.slots.SlotState`.
+    state: str = "ACTIVE"
 
 
 class MemoryParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -505,13 +507,13 @@ class MemoryParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegisterTaskManager(Message, frozen=True, kw_only=True):
-    """First message on the stream; a reconnecting TaskManager lists the workers it still runs."""
+    """First message on the stream; a reconnecting TaskManager offers the slots whose workers it still runs."""
 
     taskmanager_id: str
     host: str
     pid: int
     slots: int
-    workers: tuple[RegisteredWorker, ...] = ()
+    offered: tuple[SlotStatus, ...] = ()
     #: host:port of its `/metrics` endpoint; empty: none.
     metrics_address: str = ""
     memory: MemoryParts = MemoryParts()
@@ -524,6 +526,8 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
     taskmanager_id: str
     sequence: int
+    #: Its taken slots, by number.
+    slot_report: tuple[SlotStatus, ...] = ()
     #: Worker id -> bytes of memory it holds (`process_control.unreclaimable_bytes`).
     worker_memory: dict[str, int] = msgspec.field(default_factory=dict)
     #: The shared network memory that workers have.

@@ -1,7 +1,7 @@
 """The TaskManager's supervisor: heartbeats, slots, workers, relays, leases; it never runs user code.
 
 An asyncio process that imports nothing of the data path (no Arrow, no Polars). It relays messages without decoding
-them; `SlotTable` is pure.
+them.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from penstock.rpc.messages import (
     MemoryParts,
     NetworkShare,
     Registered,
-    RegisteredWorker,
     RegisterTaskManager,
     Shutdown,
+    SlotStatus,
     StartWorker,
     StopWorker,
     TaskManagerCommand,
@@ -58,80 +58,10 @@ from penstock.taskmanager.memory_division import MemoryDivision
 from penstock.taskmanager.metrics import ProcessMetrics, RunningWorker
 from penstock.taskmanager.network_pool import NetworkPool
 from penstock.taskmanager.process_control import unreclaimable_bytes
+from penstock.taskmanager.slots import SlotState, SlotTable
 from penstock.taskmanager.template_messages import WorkerSpec
 from penstock.taskmanager.worker_control import NETWORK_NEED, WorkerProcess
 from penstock.taskmanager.worker_logs import WorkerLogs, crash_place, tail_of
-
-
-class SlotError(PenstockError):
-    """Raised if a slot does not exist or is taken."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlotHolder:
-    """The worker that holds a slot."""
-
-    slot: int
-    worker_id: str
-    job_id: str
-
-
-class SlotTable:
-    """Slots 0..count-1, each free or held by one worker, beside which its successor may start."""
-
-    def __init__(self, count: int) -> None:
-        """Create a table of free slots."""
-        self.count = count
-        #: Of each held slot, its worker first.
-        self._holders: dict[int, tuple[SlotHolder, ...]] = {}
-        self._by_worker: dict[str, SlotHolder] = {}
-
-    def allocate(self, slot: int, worker_id: str, job_id: str, *, beside: bool = False) -> SlotHolder:
-        """Assign `slot` to `worker_id`, `beside` one of the same job; idempotent for the same worker.
-
-        Raises:
-            SlotError: no such slot, the slot is held by another worker, or the worker holds another slot.
-        """
-        if not 0 <= slot < self.count:
-            msg = f"slot {slot} does not exist"
-            raise SlotError(msg, hint=f"this TaskManager has slots 0 to {self.count - 1}")
-        holder, present = SlotHolder(slot, worker_id, job_id), self._holders.get(slot, ())
-        if holder in present:
-            return holder
-        if present and not (beside and len(present) == 1 and present[0].job_id == job_id):
-            msg = f"slot {slot} is held by worker {present[-1].worker_id} of job {present[-1].job_id}"
-            raise SlotError(msg, hint="it is free once that worker has ended")
-        other = self.of_worker(worker_id)
-        if other is not None:
-            msg = f"worker {worker_id} already holds slot {other.slot}"
-            raise SlotError(msg, hint="a worker has one slot")
-        self._holders[slot] = (*present, holder)
-        self._by_worker[worker_id] = holder
-        return holder
-
-    def free(self, worker_id: str) -> SlotHolder | None:
-        """Free the slot of a worker whose process has ended; return None if it held none."""
-        holder = self._by_worker.pop(worker_id, None)
-        if holder is not None:
-            left = tuple(other for other in self._holders.pop(holder.slot) if other != holder)
-            if left:
-                self._holders[holder.slot] = left
-        return holder
-
-    def of_worker(self, worker_id: str) -> SlotHolder | None:
-        """Return the slot that a worker holds."""
-        return self._by_worker.get(worker_id)
-
-    @property
-    def held(self) -> tuple[SlotHolder, ...]:
-        """All holders, by the number of the slot."""
-        return tuple(holder for slot in sorted(self._holders) for holder in self._holders[slot])
-
-    @property
-    def free_slots(self) -> tuple[int, ...]:
-        """Numbers of the free slots."""
-        return tuple(slot for slot in range(self.count) if slot not in self._holders)
-
 
 _PREFIX = "ps-"
 _MAX_BASE_BYTES = 60
@@ -250,7 +180,7 @@ class Supervisor:
         self._link = link
 
     def registration(self) -> RegisterTaskManager:
-        """Return the first message of a new stream, with the workers still running."""
+        """Return the first message of a new stream, which offers the slots with the workers still running."""
         self._sent_at = {0: self._clock.monotonic_ms()}
         self._registered = None
         return RegisterTaskManager(
@@ -258,11 +188,7 @@ class Supervisor:
             host=socket.gethostname(),
             pid=os.getpid(),
             slots=self._slots.count,
-            workers=tuple(
-                RegisteredWorker(worker_id=worker.worker_id, job_id=worker.spec.job_id, slot=worker.spec.slot)
-                for worker in self._workers.values()
-                if not worker.stopping
-            ),
+            offered=tuple(status for status in self._slot_report() if status.state != SlotState.RELEASING),
             metrics_address=self.metrics_address,
             cpu_cores=self._config.cpu_cores,
             memory=self._parts(),
@@ -411,6 +337,7 @@ class Supervisor:
         heartbeat = Heartbeat(
             taskmanager_id=self._config.taskmanager_id,
             sequence=self._sequence,
+            slot_report=self._slot_report(),
             worker_memory=memory,
             network_lent_bytes=self._network.lent_bytes,
             process=self._process_metrics.own(),
@@ -422,7 +349,7 @@ class Supervisor:
             return
         if self._registered is None or self._memory is None:
             return  # a command of a closed stream
-        if self._is_being_freed(command.slot) and command.slot not in self._waiting:
+        if self._slots.is_releasing(command.slot) and command.slot not in self._waiting:
             self._waiting[command.slot] = command
             return
         refusal = self._memory.refusal(command.managed_memory_bytes)
@@ -457,7 +384,7 @@ class Supervisor:
             job_name=command.job_name,
             beside=command.beside,
         )
-        worker = WorkerProcess(spec, self._relay, self._worker_ended, self._worker_stopped)
+        worker = WorkerProcess(spec, self._relay, self._worker_ended, self._worker_stopped, self._worker_killed)
         self._workers[command.worker_id] = worker
         task = asyncio.get_running_loop().create_task(self._start(worker, command))
         self._tasks.add(task)
@@ -473,10 +400,11 @@ class Supervisor:
             held += max(0, shown - memory.needed(granted[-1]))
         return held + sum(map(memory.needed, granted))
 
-    def _is_being_freed(self, slot: int) -> bool:
-        """Return whether the slot's worker was killed and is about to end: a new JobManager may ask before that."""
-        holders = (self._workers.get(holder.worker_id) for holder in self._slots.held if holder.slot == slot)
-        return any(worker is not None and worker.stopping for worker in holders)
+    def _slot_report(self) -> tuple[SlotStatus, ...]:
+        return tuple(
+            SlotStatus(slot=holder.slot, state=holder.state.value, worker_id=holder.worker_id, job_id=holder.job_id)
+            for holder in self._slots.held
+        )
 
     async def _start(self, worker: WorkerProcess, command: StartWorker) -> None:
         try:
@@ -487,6 +415,7 @@ class Supervisor:
             worker.spec = msgspec.structs.replace(worker.spec, import_path=path)
             with worker.open_control() as theirs:
                 pid = await self._environments.start(command, worker.spec, theirs)
+            self._slots.to(worker.worker_id, SlotState.ACTIVE)
             worker.started(pid)
             self._log(f"worker {worker.worker_id} of job {command.job_id} runs as process {pid}")
         except (PenstockError, OSError) as error:
@@ -524,6 +453,9 @@ class Supervisor:
         if worker is not None:
             worker.exited(returncode)
 
+    def _worker_killed(self, worker: WorkerProcess) -> None:
+        self._slots.to(worker.worker_id, SlotState.RELEASING)
+
     def _worker_stopped(self, worker: WorkerProcess) -> None:
         """Leave its copies to a successor that runs already, then report that it executes nothing any more."""
         if self._workers.get(worker.worker_id) is not worker:
@@ -551,7 +483,7 @@ class Supervisor:
 
     def _forget(self, worker: WorkerProcess) -> None:
         self._workers.pop(worker.worker_id, None)
-        self._slots.free(worker.worker_id)
+        self._slots.to(worker.worker_id, SlotState.FREE)
         self._send_shares(self._network.ended(worker.worker_id))
         shutil.rmtree(worker.spec.state_dir, ignore_errors=True)
         self._copies.worker_ended(worker.spec.job_id, worker.worker_id, worker.spec.slot)

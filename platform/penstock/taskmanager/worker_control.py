@@ -287,6 +287,8 @@ class WorkerProcess:
     on_end: Callable[[WorkerProcess, int], None]
     #: Called once after a kill if its threads have stopped before its end.
     on_stop: Callable[[WorkerProcess], None]
+    #: Called when it is to be killed.
+    on_kill: Callable[[WorkerProcess], None]
     pid: int = 0
     #: Memory that it held at the last check before its kill: the kernel does not show it while it is freed.
     held_bytes: int = 0
@@ -350,6 +352,7 @@ class WorkerProcess:
         """Kill exactly this process (a pid may be reused, a pidfd never is)."""
         self.stopping = True
         self.kill_reason = self.kill_reason or reason
+        self.on_kill(self)
         if not self.pid:
             return
         with contextlib.suppress(ProcessLookupError):

@@ -68,11 +68,11 @@ class FakeTaskManager:
         self.world = world_type()
         self.worker_type = worker_type
         self.workers: dict[str, object] = {}
-        self.entries: dict[str, msg.RegisteredWorker] = {}
+        self.entries: dict[str, msg.SlotStatus] = {}
         self.link = TaskManagerLink(
             address,
             lambda: msg.RegisterTaskManager(
-                taskmanager_id="tm", host="here", pid=7, slots=4, workers=tuple(self.entries.values())
+                taskmanager_id="tm", host="here", pid=7, slots=4, offered=tuple(self.entries.values())
             ),
             self.handle,
             policy=ReconnectPolicy(first_delay_ms=10, max_delay_ms=20),
@@ -87,7 +87,7 @@ class FakeTaskManager:
                 self.link.send(msg.Heartbeat(taskmanager_id="tm", sequence=1))
             case msg.StartWorker():
                 self.workers[command.worker_id] = self.worker_type(self.world, command.worker_id)
-                self.entries[command.worker_id] = msg.RegisteredWorker(
+                self.entries[command.worker_id] = msg.SlotStatus(
                     worker_id=command.worker_id, job_id=command.job_id, slot=command.slot
                 )
                 self.report(command.worker_id, msg.WorkerReady(worker_id=command.worker_id, endpoint="unix:x", pid=42))

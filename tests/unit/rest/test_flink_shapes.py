@@ -32,7 +32,7 @@ from penstock.rest.flink import vertex_documents as flink_checkpoints
 from penstock.rest.flink import vertex_documents as flink_vertices
 from penstock.rest.jobs import metric_routes as flink_metrics
 from penstock.rest.jobs.operation_routes import policy_of, upgrade_document
-from penstock.rpc.messages import MemoryParts
+from penstock.rpc.messages import MemoryParts, SlotStatus
 
 NOW = 5_000
 
@@ -88,6 +88,10 @@ NO_CHECKPOINTS = CheckpointsView(completed=0, failed=0, in_progress=0, restored=
 MANAGER = TaskManagerView(
     taskmanager_id="tm", host="h", pid=1, slots=2, free_slots=1, registered_ms=1, last_heartbeat_ms=2,
     workers=(WorkerView(worker_id="w", job_id="1" * 32, slot=0, pid=9, memory_bytes=100),),
+    taken_slots=(
+        SlotStatus(slot=0, worker_id="w", job_id="1" * 32, state="RELEASING"),
+        SlotStatus(slot=0, worker_id="next", job_id="1" * 32),
+    ),
     metrics_address="127.0.0.1:9", process={"Status.JVM.Memory.Heap.Used": 5.0, "Status.JVM.Memory.Heap.Max": 99.0},
     memory=MemoryParts(
         total_bytes=1 << 30, framework_bytes=128 << 20, task_bytes=400 << 20, network_bytes=96 << 20,
@@ -114,6 +118,11 @@ def test_the_memory_of_a_taskmanager_is_given_in_parts_and_that_of_slots_in_mebi
     slot = {"cpuCores": 1.0, "taskHeapMemory": 200, "taskOffHeapMemory": 0, "managedMemory": 200, "networkMemory": 48}
     assert shown["freeResource"] == shown["allocatedSlots"][0]["resource"] == slot
     assert shown["totalResource"]["managedMemory"] == 400
+
+
+def test_a_taken_slot_is_shown_with_the_state_of_its_first_worker():
+    (taken,) = flink_cluster.taskmanager_detail(MANAGER)["allocatedSlots"]
+    assert (taken["index"], taken["state"], taken["jobId"]) == (0, "RELEASING", "1" * 32)
 
 
 def test_the_used_memory_of_a_taskmanager_is_that_of_its_workers():

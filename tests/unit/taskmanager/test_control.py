@@ -101,7 +101,7 @@ def test_messages_that_came_together_are_returned_one_by_one(pair):
 
 
 async def test_commands_of_one_turn_of_the_event_loop_are_written_together():
-    worker = WorkerProcess(SimpleNamespace(worker_id="w", lease_ms=1_000), None, None, None)
+    worker = WorkerProcess(SimpleNamespace(worker_id="w", lease_ms=1_000), None, None, None, lambda _: None)
     theirs = worker.open_control()
     control = WorkerControl(theirs)
     worker.send(b"before it is open")

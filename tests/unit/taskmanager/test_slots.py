@@ -1,8 +1,36 @@
 """The slot table."""
 
+import re
+
 import pytest
 
-from penstock.taskmanager.supervisor import SlotError, SlotTable
+from penstock.taskmanager import slots
+from penstock.taskmanager.slots import TRANSITIONS, SlotError, SlotState, SlotTable
+
+
+def test_the_transitions_are_those_of_the_documentation():
+    lines = re.findall(r"^    (\w+) +-> (.+)$", slots.__doc__, re.MULTILINE)
+    assert {state: set(following.split()) for state, following in lines} == TRANSITIONS
+
+
+@pytest.mark.parametrize("after", list(SlotState)[1:])
+@pytest.mark.parametrize("before", list(SlotState)[1:])
+def test_a_hold_changes_its_state_as_the_table_allows(before, after):
+    table = SlotTable(1)
+    table.allocate(0, "w", "job")
+    assert before is SlotState.ALLOCATED or table.to("w", before)
+    allowed = after in TRANSITIONS[before]
+    assert table.to("w", after) == allowed
+    assert [holder.state for holder in table.held] == [after if allowed else before]
+
+
+def test_the_process_of_a_worker_that_was_killed_while_it_started_does_not_make_its_slot_active():
+    table = SlotTable(1)
+    table.allocate(0, "w", "job")
+    table.to("w", SlotState.RELEASING)
+    assert not table.to("w", SlotState.ACTIVE)
+    assert table.is_releasing(0)
+    assert not table.to("other", SlotState.ACTIVE)
 
 
 def test_a_slot_is_held_until_its_worker_is_gone():
@@ -11,8 +39,9 @@ def test_a_slot_is_held_until_its_worker_is_gone():
     with pytest.raises(SlotError, match="held by worker w1"):
         table.allocate(0, "w2", "job")
     assert table.free_slots == (1,)
-    assert table.free("w1").slot == 0
-    assert table.free("w1") is None
+    assert table.to("w1", SlotState.FREE)
+    assert not table.to("w1", SlotState.FREE)
+    assert table.of_worker("w1") is None
     table.allocate(0, "w2", "job")
     assert [holder.worker_id for holder in table.held] == ["w2"]
 
@@ -34,10 +63,13 @@ def test_one_worker_of_the_same_job_starts_beside_the_one_that_runs_and_takes_it
     with pytest.raises(SlotError, match="held by worker w2"):
         table.allocate(0, "w3", "job", beside=True)
     assert [holder.worker_id for holder in table.held] == ["w1", "w2"]
-    table.free("w1")
+    table.to("w1", SlotState.RELEASING)
+    assert table.is_releasing(0)
+    table.to("w1", SlotState.FREE)
+    assert not table.is_releasing(0)
     assert table.of_worker("w2").slot == 0
     assert table.free_slots == ()
-    table.free("w2")
+    table.to("w2", SlotState.FREE)
     assert table.free_slots == (0,)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.rpc.messages import RegisteredWorker
+from penstock.rpc.messages import SlotStatus
 
 
 class KeptWorkers:
@@ -19,7 +19,7 @@ class KeptWorkers:
         self._jobs: set[str] = set()
         self._registered: set[str] = set()
 
-    def registered(self, taskmanager_id: str, workers: Iterable[RegisteredWorker]) -> tuple[RegisteredWorker, ...]:
+    def registered(self, taskmanager_id: str, workers: Iterable[SlotStatus]) -> tuple[SlotStatus, ...]:
         """Return the workers of a registering TaskManager that stay.
 
         None do if it has registered before: this leader has counted them as lost.

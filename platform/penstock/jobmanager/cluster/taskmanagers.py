@@ -136,6 +136,18 @@ class _Manager:
     workers: dict[str, _Worker] = field(default_factory=dict)
     process: dict[str, float] = field(default_factory=dict)
     network_lent_bytes: int = 0
+    #: Its taken slots by worker, as it has last reported them; workers that were requested since are missing.
+    reported: dict[str, msg.SlotStatus] = field(default_factory=dict)
+
+    @property
+    def taken_slots(self) -> tuple[msg.SlotStatus, ...]:
+        """Its taken slots, by number; those of workers that it has not reported are granted."""
+        requested = {
+            name: msg.SlotStatus(slot=worker.slot.index, worker_id=name, job_id=worker.job_id, state="ALLOCATED")
+            for name, worker in self.workers.items()
+            if name not in self.reported
+        }
+        return tuple(sorted((self.reported | requested).values(), key=lambda taken: taken.slot))
 
 
 class TaskManagers:
@@ -252,8 +264,9 @@ class TaskManagers:
             old.close()
         now_ms, registration = self._clock.now_ms(), session.registration
         manager = self._managers[name] = _Manager(session, now_ms, self._clock.monotonic_ms(), now_ms)
-        for worker in self._kept.registered(name, registration.workers):
+        for worker in self._kept.registered(name, registration.offered):
             manager.workers[worker.worker_id] = _Worker(worker.job_id, Slot(name, worker.slot, registration.host))
+        manager.reported = {taken.worker_id: taken for taken in registration.offered}
         session.send(
             msg.Registered(
                 jobmanager_id=self._jobmanager_id,
@@ -282,6 +295,7 @@ class TaskManagers:
             case msg.Heartbeat():
                 session.send(msg.HeartbeatAck(sequence=report.sequence))
                 manager.process, manager.network_lent_bytes = report.process, report.network_lent_bytes
+                manager.reported = {taken.worker_id: taken for taken in report.slot_report}
                 for worker_id, held in report.worker_memory.items():
                     if worker_id in manager.workers:
                         manager.workers[worker_id].memory_bytes = held
@@ -381,6 +395,7 @@ class TaskManagers:
                     )
                     for worker_id, worker in manager.workers.items()
                 ),
+                taken_slots=manager.taken_slots,
                 metrics_address=manager.session.registration.metrics_address,
                 memory=manager.session.registration.memory,
                 cpu_cores=manager.session.registration.cpu_cores,
@@ -455,6 +470,7 @@ class TaskManagers:
 
     def _worker_lost(self, manager: _Manager, lost: WorkerLost) -> None:
         worker = manager.workers.pop(lost.worker_id, None)
+        manager.reported.pop(lost.worker_id, None)
         self.queries.lost(lost.worker_id)
         if worker is None:
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.config.settings import ClusterSettings, JobSettings
-from penstock.rpc.messages import MemoryParts
+from penstock.rpc.messages import MemoryParts, SlotStatus
 
 #: A source counts as unreachable after this time without an answer of its external system.
 UNREACHABLE_MS = 2_000
@@ -356,6 +356,8 @@ class TaskManagerView(_View, frozen=True, kw_only=True):
     registered_ms: int
     last_heartbeat_ms: int
     workers: tuple[WorkerView, ...]
+    #: By number; two workers share a slot before a rescale.
+    taken_slots: tuple[SlotStatus, ...] = ()
     #: host:port of its `/metrics` endpoint; empty if it has none.
     metrics_address: str = ""
     memory: MemoryParts = MemoryParts()

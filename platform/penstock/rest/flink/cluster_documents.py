@@ -110,11 +110,18 @@ def taskmanager_detail(view: TaskManagerView) -> Json:
     """Return the body of `/taskmanagers/:id`, with its taken slots and the process's resource usage."""
     process = view.process
     heap, other = "Status.JVM.Memory.Heap.", "Status.JVM.Memory.NonHeap."
-    jobs = {worker.slot: worker.job_id for worker in view.workers}  # two workers share a slot before a rescale
+    taken = {held.slot: held for held in reversed(view.taken_slots)}  # the first worker of a slot has it
     return {
         **taskmanager(view),
         "allocatedSlots": [
-            {"jobId": job_id, "resource": slots_resource(view, 1), "assignedTasks": 0} for job_id in jobs.values()
+            {
+                "jobId": held.job_id,
+                "resource": slots_resource(view, 1),
+                "assignedTasks": 0,
+                "index": held.slot,
+                "state": held.state,
+            }
+            for held in reversed(taken.values())
         ],
         "metrics": {
             "heapUsed": int(process.get(f"{heap}Used", 0)),

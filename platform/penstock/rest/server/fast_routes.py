@@ -65,7 +65,14 @@ def workers(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
     """Return the job's workers, and the last ones that have exited (`GET /penstock/jobs/ID/workers`)."""
     found = dispatcher.resolve(job_id)
     held = [
-        {"id": w.worker_id, "pid": w.pid, "taskmanager": t.taskmanager_id, "memory": w.memory_bytes}
+        {
+            "id": w.worker_id,
+            "pid": w.pid,
+            "taskmanager": t.taskmanager_id,
+            "memory": w.memory_bytes,
+            "slot": w.slot,
+            "state": next((taken.state for taken in t.taken_slots if taken.worker_id == w.worker_id), ""),
+        }
         for t in dispatcher.taskmanagers()
         for w in t.workers
         if w.job_id == found

@@ -24,9 +24,9 @@ from penstock.rpc import messages as msg
 from penstock.rpc.stream import Session
 
 
-def joined(managers, name, slots=2, workers=(), memory=msg.MemoryParts()):  # noqa: B008 - it is frozen
+def joined(managers, name, slots=2, offered=(), memory=msg.MemoryParts()):  # noqa: B008 - it is frozen
     registration = msg.RegisterTaskManager(
-        taskmanager_id=name, host="h", pid=1, slots=slots, workers=workers, metrics_address="", memory=memory
+        taskmanager_id=name, host="h", pid=1, slots=slots, offered=offered, metrics_address="", memory=memory
     )
     session = Session(registration, "peer")
     managers.connected(session)
@@ -207,6 +207,25 @@ def test_a_stopped_worker_is_reported_to_its_job_and_holds_its_taskmanager_until
     assert [type(event) for event in events[1:]] == [WorkerStopped, WorkerLost]
 
 
+def test_the_states_of_slots_are_those_of_the_last_heartbeat_until_a_worker_is_requested_or_ends(managers):
+    def taken():
+        (view,) = managers.views()
+        return [(held.slot, held.worker_id, held.state) for held in view.taken_slots]
+
+    def reported(*held):
+        held = tuple(msg.SlotStatus(slot=slot, worker_id=name, job_id="job", state=state) for slot, name, state in held)
+        managers.received(session, msg.Heartbeat(taskmanager_id="tm", sequence=1, slot_report=held))
+
+    session, _events = with_a_worker(managers)
+    assert taken() == [(0, "w", "ALLOCATED")]
+    reported((0, "w", "ACTIVE"), (1, "of an earlier leader", "RELEASING"))
+    assert taken() == [(0, "w", "ACTIVE"), (1, "of an earlier leader", "RELEASING")]
+    reported((0, "w", "RELEASING"))
+    assert taken() == [(0, "w", "RELEASING")]
+    managers.received(session, msg.WorkerExited(taskmanager_id="tm", worker_id="w", returncode=-9))
+    assert taken() == []
+
+
 RAISE = "os._exit ends the worker; raise an exception instead"
 WAY = "update that library, or replace it"
 KILLED = "it was killed by SIGKILL: by a user, or by the kernel when memory ran out (see dmesg)"
@@ -245,7 +264,7 @@ def test_a_job_is_told_why_its_worker_ended(managers, ended, told):
 
 
 def test_a_kept_worker_that_ends_before_its_job_is_recovered_frees_its_slot(managers):
-    session = joined(managers, "tm", workers=(msg.RegisteredWorker(worker_id="w", job_id="job", slot=0),))
+    session = joined(managers, "tm", offered=(msg.SlotStatus(worker_id="w", job_id="job", slot=0),))
     managers.recover(["job"])
     assert managers.pool.free == 1
     managers.received(session, msg.WorkerExited(taskmanager_id="tm", worker_id="w", returncode=-9))
@@ -253,7 +272,7 @@ def test_a_kept_worker_that_ends_before_its_job_is_recovered_frees_its_slot(mana
 
 
 def test_a_kept_worker_is_shown_with_its_process_when_it_has_answered(managers):
-    session = joined(managers, "tm", workers=(msg.RegisteredWorker(worker_id="w", job_id="job", slot=0),))
+    session = joined(managers, "tm", offered=(msg.SlotStatus(worker_id="w", job_id="job", slot=0),))
     answer = msg.TasksReported(job_id="job", generation=1, endpoint="unix:w", pid=4711)
     managers.received(session, msg.FromWorker(taskmanager_id="tm", worker_id="w", report=msg.encode(answer)))
     ((worker,),) = [view.workers for view in managers.views()]
@@ -277,7 +296,7 @@ def test_a_worker_that_a_job_starts_at_a_registration_is_none_of_an_earlier_lead
     managers.recover(["job"])
     managers.attach("job", handle, "orders")
     managers.pool.request("job", 1, 0)
-    joined(managers, "tm", workers=(msg.RegisteredWorker(worker_id="old", job_id="job", slot=0),))
+    joined(managers, "tm", offered=(msg.SlotStatus(worker_id="old", job_id="job", slot=0),))
     assert kept == [["old"]]
 
 
@@ -290,7 +309,7 @@ def test_a_job_that_keeps_no_worker_of_a_registering_taskmanager_frees_their_slo
 
     managers.recover(["job"])
     managers.attach("job", handle, "orders")
-    joined(managers, "tm", workers=(msg.RegisteredWorker(worker_id="old", job_id="job", slot=0),))
+    joined(managers, "tm", offered=(msg.SlotStatus(worker_id="old", job_id="job", slot=0),))
     assert managers.pool.free == 2
 
 
