@@ -70,34 +70,50 @@ env.execute("recovery-time")
 """
 
 
-class Live(threading.Thread):
-    """Produces at a steady rate with the wall clock as event time; first, as fast as it can, one order of every key."""
+#: Order `i` is of user `i * STRIDE % keys`, with amount `i % AMOUNTS`.
+STRIDE, AMOUNTS = 7919, 1000
 
-    def __init__(self, bootstrap, topic, rate, keys):
+
+class Live(threading.Thread):
+    """Produces at a steady rate with the wall clock as event time; first, as fast as it can, one order of every key.
+
+    Then come `backlog_s` seconds of orders at once, as if it had produced since so long ago.
+    """
+
+    def __init__(self, bootstrap, topic, rate, keys, backlog_s=0):
         super().__init__(name="live", daemon=True)
-        self.rate, self.keys = rate, keys
+        self.rate, self.keys, self._backlog_s = rate, keys, backlog_s
         self.ended, self.loaded = threading.Event(), threading.Event()
+        #: Orders sent after the one of every key.
+        self.sent = 0
         self.behind_s = 0.0
         self._topic = topic
         settings = {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5}
         self._producer = Producer({**settings, "queue.buffering.max.messages": 2_000_000})
 
     def run(self):
-        self._send(range(self.keys), int(time.time() * 1000))
+        begin_ms = int((time.time() - self._backlog_s) * 1000)
+        self._send(range(self.keys), begin_ms)
+        for second in range(self._backlog_s):
+            self._send_until((second + 1) * self.rate, begin_ms + second * 1000)
+            self._producer.flush()
         self._producer.flush()
         self.loaded.set()
-        sent, started = 0, time.monotonic()
+        backlog, started = self.sent, time.monotonic()
         while not self.ended.is_set():
             due = int((time.monotonic() - started) * self.rate)
-            self._send(range(sent, due), int(time.time() * 1000))
-            sent = due
+            self._send_until(backlog + due, int(time.time() * 1000))
             self.behind_s = time.monotonic() - started - due / self.rate
             self.ended.wait(TICK_S)
         self._producer.flush(10)
 
+    def _send_until(self, due, now_ms):
+        self._send(range(self.sent, due), now_ms)
+        self.sent = due
+
     def _send(self, indexes, now_ms):
         for i in indexes:
-            value = b'{"user_id":%d,"amount":%d,"ts":%d}' % (i * 7919 % self.keys, i % 1000, now_ms)
+            value = b'{"user_id":%d,"amount":%d,"ts":%d}' % (i * STRIDE % self.keys, i % AMOUNTS, now_ms)
             self._producer.produce(self._topic, value, partition=i % PARTITIONS)
             if i % 10_000 == 0:
                 self._producer.poll(0)

@@ -1,13 +1,25 @@
-"""The job of the bench of row states: a value, two maps and a timer for each user."""
+"""The job of the benches of row states: a value, two maps and a timer for each user.
+
+`BENCH_FOLDER` has the checkpoints. With `BENCH_KAFKA`, a broker's address, orders are read there, else generated.
+"""
 
 import os
 from collections.abc import Iterator
+from datetime import datetime
 from typing import NamedTuple
 
 import penstock as ps
 
 #: Orders in a second of event time, and the time between two timers of a user.
 RATE, PERIOD_US = 10_000, 20_000_000
+#: On Kafka: topics, and the group that the source commits its offsets for.
+ORDERS, COUNTED, GROUP = "orders", "counted", "row-state"
+
+
+class Order(ps.Schema):
+    user_id: int
+    amount: int
+    ts: datetime
 
 
 class Counted(NamedTuple):
@@ -48,24 +60,37 @@ class Profile(ps.KeyedProcessFunction):
         self.seen.update(Seen(0, total))
 
 
-def main():
+def generated():
+    """The source and sink without a broker."""
     from penstock_connectors.datagen import DatagenSource
     from penstock_connectors.files import FileSink
 
-    folder = os.environ["BENCH_FOLDER"]
+    rows, users = int(os.environ["BENCH_ROWS"]), int(os.environ["BENCH_USERS"])
+    source = DatagenSource(rows=rows, splits=2, users=users, event_rate=RATE)
+    return source, FileSink(f"{os.environ['BENCH_FOLDER']}/out", format="parquet")
+
+
+def on_kafka(bootstrap):
+    """The source and sink on a broker, exactly once."""
+    from penstock_connectors.kafka import KafkaSink, KafkaSource
+
+    source = KafkaSource(bootstrap, topic=ORDERS, schema=Order, start="earliest", group=GROUP)
+    return source, KafkaSink(bootstrap, topic=COUNTED, delivery="exactly-once")
+
+
+def main():
     env = ps.Environment(
         parallelism=2,
-        checkpoint_interval="2s",
-        checkpoint_root=f"{folder}/checkpoints",
+        checkpoint_interval=os.environ.get("BENCH_INTERVAL", "2s"),
+        checkpoint_timeout=os.environ.get("BENCH_TIMEOUT", "10min"),
+        checkpoint_root=f"{os.environ['BENCH_FOLDER']}/checkpoints",
         state_backend=os.environ["BENCH_BACKEND"],
         managed_memory=os.environ["BENCH_MEMORY"],
     )
-    source = DatagenSource(
-        rows=int(os.environ["BENCH_ROWS"]), splits=2, users=int(os.environ["BENCH_USERS"]), event_rate=RATE
-    )
+    source, sink = on_kafka(os.environ["BENCH_KAFKA"]) if "BENCH_KAFKA" in os.environ else generated()
     strategy = ps.WatermarkStrategy.bounded_out_of_orderness("0s", timestamp="ts")
     keyed = env.from_source(source, watermarks=strategy, uid="orders").key_by("user_id")
-    keyed.process(Profile()).uid("profile").sink_to(FileSink(f"{folder}/out", format="parquet"), uid="out")
+    keyed.process(Profile()).uid("profile").sink_to(sink, uid="out")
     env.execute("row-state-bench")
 
 

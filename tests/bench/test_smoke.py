@@ -89,6 +89,18 @@ def test_a_savepoint_of_each_format_by_one_worker_and_by_two():
 
 @pytest.mark.nightly
 @pytest.mark.servers
+def test_a_job_that_catches_up_between_kills_counts_each_order_once():
+    small = ["--seconds", "14", "--kill-every", "4", "--rate", "500", "--keys", "1000", "--backlog", "5", "--busy", "0"]
+    command = [sys.executable, "-m", "tests.bench.kill_soak", *small]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, cwd=HERE.parents[1])
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["wrong_keys"], result["other_failures"]) == (0, [])
+    assert result["kills"] > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.servers
 def test_a_backfill_of_a_topic_gives_what_plain_spark_gives():
     assert backfill("--source", "kafka", "--cores", 1) == ["spark-1", "here"]
 
