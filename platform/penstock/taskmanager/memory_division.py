@@ -20,7 +20,7 @@ _MB = 1 << 20
 _FRAMEWORK_PART, _LEAST_FRAMEWORK, _MOST_FRAMEWORK = 10, 128 * _MB, 1024 * _MB
 #: A worker's interpreter, libraries and batches need this much of its slot.
 LEAST_TASK_BYTES = 128 * _MB
-#: A worker is expected to take no more memory than this in a millisecond (4 GB/s): clearing pages takes that long.
+#: A worker is expected to take at most this much memory in a millisecond (4 GB/s): clearing pages takes that long.
 _GROWTH_BYTES_PER_MS = 4 * _MB
 #: The least time between two looks at a worker's memory, whose cost is about 0.05 ms.
 _LEAST_CHECK_MS = 10.0

@@ -115,7 +115,7 @@ class Adapting:
         return f"{declared_slots(graph)} slots, or {least_slots(graph)} at least; {free}"
 
     def _changed(self, graph: JobGraph, log: LogRead, job: ChangeContext) -> RescaleRequested | list[ChangeDecision]:
-        """Return the change to `graph` if the state in the log fits it; else refuse it, so that the start goes on."""
+        """Return the change to `graph` if the state in the log fits it; else refuse it, so that the start continues."""
         try:
             recovered = plan_restore(graph, job.identity, log, deployed_before=True)
         except PenstockError as error:
@@ -124,7 +124,7 @@ class Adapting:
         if plan.finishing:
             return self._refuse(graph, "its last checkpoint is complete", job.now_ms)
         self._leave()
-        # Before its first checkpoint the run goes on: it starts from the savepoint or the graph that it was given.
+        # Before its first checkpoint the run continues: it starts from the savepoint or the graph that it was given.
         own = plan.restored is not None and plan.restored.run_id == job.identity.run_id
         return RescaleRequested("", self._rand.token(16) if own else "", graph)
 
