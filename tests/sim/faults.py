@@ -35,6 +35,8 @@ POINTS: Mapping[str, float] = {
 }
 #: Struck at each copy of checkpoint files that an ended worker leaves.
 COPY_DAMAGED = "copy-damaged"
+#: Struck at each start of a worker: another one, unknown to the leader, has its slot.
+SLOT_REFUSED = "slot-refused"
 #: Struck by the nemesis: a user rescales the running job.
 RESCALE = "rescale"
 #: Struck by the nemesis: a user lets the leader hand over to a standby.
@@ -141,6 +143,10 @@ class Swarm:
     def damage_copies(self, chance: random.Random) -> None:
         """Draw how often copies are damaged; apart from the other faults, whose histories stay as they are."""
         self.points[COPY_DAMAGED] = chance.choice([0.0, 0.2, 0.6])
+
+    def refuse_slots(self, chance: random.Random) -> None:
+        """Draw how often TaskManagers refuse slots."""
+        self.points[SLOT_REFUSED] = chance.choice([0.0, 0.0, 0.0, 0.2])
 
     def break_paths(self, chance: random.Random) -> None:
         """Draw how often the path from a standby to the leader breaks."""

@@ -383,6 +383,18 @@ class Leader:
         if self.sessions.get(session.manager.name) is session and worker_id in self._where:
             self.post(ev.WorkerStopped(worker_id))
 
+    def slot_refused(self, session: Session, worker_id: str, slot: Slot) -> None:
+        """A worker was not started, because another one has its slot."""
+        self._killed.pop(worker_id, None)
+        if self.sessions.get(session.manager.name) is session and self._where.pop(worker_id, None) is not None:
+            self._pool.refused(slot)
+            self.post(ev.WorkerLost(worker_id, "its slot is held", started=False, refused=slot))
+
+    def slots_reported(self, session: Session, taken: frozenset[int]) -> None:
+        """A heartbeat has named the taken slots."""
+        if self.sessions.get(session.manager.name) is session:
+            self._pool.reported(session.manager.name, taken)
+
     def exited(self, session: Session, worker_id: str, reason: str) -> None:
         """A worker's process has ended."""
         self._killed.pop(worker_id, None)

@@ -30,6 +30,7 @@ def world_of(seed: int) -> World:
     plan.draw_exits(random.Random(f"exits {seed}"))
     swarm = Swarm.drawn(random.Random(f"faults {seed}"))
     swarm.damage_copies(random.Random(f"damaged copies {seed}"))
+    swarm.refuse_slots(random.Random(f"refused slots {seed}"))
     if "adaptive_scheduler" not in plan.settings:  # its parallelism follows the slots
         swarm.rescale(random.Random(f"rescales {seed}"))
     swarm.hand_over(random.Random(f"hand-overs {seed}"))

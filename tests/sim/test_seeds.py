@@ -91,6 +91,7 @@ LEAST = {
     "copy-damaged": 20,
     "copy-read": 120,
     "copy-refused": 6,
+    "slot-refused": 15,
 }
 
 

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.faults import COPY_DAMAGED
+from tests.sim.faults import COPY_DAMAGED, SLOT_REFUSED
 
+from penstock.jobmanager.messages.placement import Slot
 from penstock.network.simulated_network import MemoryNetwork
 from penstock.rpc import messages as msg
 from penstock.state.tiers.range_fetcher import BackgroundFetch
@@ -282,6 +283,8 @@ class TaskManager:
         #: Of the workers, as it registers them.
         self._entries: dict[str, msg.SlotStatus] = {}
         self._beside: dict[str, bool] = {}
+        #: Slots that it has refused to the leader and not reported as free since.
+        self._refused: set[int] = set()
 
     def needs(self, worker: Worker, need: msg.NetworkNeed) -> None:
         """A worker tells what its gates need."""
@@ -308,6 +311,7 @@ class TaskManager:
             self.world.scheduler.at(20, "dial", self.connect, owner=self.owner)
             return
         session = self.session = Session(self.world, self, leader)
+        self._refused.clear()
         running = tuple(self._entries[name] for name in self.workers)
         session.up.send("register", lambda: leader.connected(session, running), owner=leader.owner)
 
@@ -334,9 +338,32 @@ class TaskManager:
         if self.session is not session:
             return
         worker_id = entry.worker_id
+        if entry.slot in self._refused:
+            self.world.scheduler.fail(f"a worker is started in slot {entry.slot}, which {self.name} has refused")
+        if not beside and self.world.swarm.strikes(SLOT_REFUSED):
+            self._refuse(entry)
+            return
         self._starting[worker_id], self._entries[worker_id], self._beside[worker_id] = [], entry, beside
         delay = self.world.random.uniform(2, 20)
         self.world.scheduler.at(delay, "fork", lambda: self._started(worker_id), owner=self.owner)
+
+    def _refuse(self, entry: msg.SlotStatus) -> None:
+        """Another worker has the slot, until a later heartbeat reports it as free."""
+        self._refused.add(entry.slot)
+        slot = Slot(self.name, entry.slot, "sim")
+        self._send(lambda leader, session: leader.slot_refused(session, entry.worker_id, slot))
+        free_ms = self.world.random.uniform(20, 400)
+        self.world.scheduler.at(free_ms, "heartbeat", partial(self._free_again, self.session), owner=self.owner)
+        self.world.scheduler.at(free_ms / 2, "heartbeat", self._report_slots, owner=self.owner)
+
+    def _free_again(self, refused_to: Session | None) -> None:
+        if self.session is refused_to:
+            self._refused.clear()
+            self._report_slots()
+
+    def _report_slots(self) -> None:
+        taken = frozenset(self._refused)
+        self._send(lambda leader, session: leader.slots_reported(session, taken))
 
     def stop(self, session: Session, worker_id: str) -> None:
         """Kill a worker process, paused or not."""

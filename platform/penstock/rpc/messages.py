@@ -573,6 +573,8 @@ class WorkerStartFailed(Message, frozen=True, kw_only=True):
     taskmanager_id: str
     worker_id: str
     error: str
+    #: Its slot is refused: another worker has it, until the slot is missing in a later `Heartbeat.slot_report`.
+    slot_refused: bool = False
 
 
 class LogText(Message, frozen=True, kw_only=True):
@@ -615,7 +617,12 @@ class HeartbeatAck(Message, frozen=True, kw_only=True):
 
 
 class StartWorker(Message, frozen=True, kw_only=True):
-    """Start a worker of a job in a slot."""
+    """Request a slot for a worker of a job.
+
+    The first report of the worker accepts. While the slot is RELEASING, the answer waits. A refused slot
+    (`WorkerStartFailed.slot_refused`) is the job's no longer: it gets another one. No job gets the refused one until a
+    heartbeat reports it as free.
+    """
 
     worker_id: str
     job_id: str

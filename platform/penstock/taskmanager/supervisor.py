@@ -58,7 +58,7 @@ from penstock.taskmanager.memory_division import MemoryDivision
 from penstock.taskmanager.metrics import ProcessMetrics, RunningWorker
 from penstock.taskmanager.network_pool import NetworkPool
 from penstock.taskmanager.process_control import unreclaimable_bytes
-from penstock.taskmanager.slots import SlotState, SlotTable
+from penstock.taskmanager.slots import SlotError, SlotState, SlotTable
 from penstock.taskmanager.template_messages import WorkerSpec
 from penstock.taskmanager.worker_control import NETWORK_NEED, WorkerProcess
 from penstock.taskmanager.worker_logs import WorkerLogs, crash_place, tail_of
@@ -95,6 +95,8 @@ def _is_ours(path: Path) -> bool:
 
 #: Old logs are pruned after this many worker exits, because the whole folder is read.
 _PRUNE_EVERY = 20
+#: A requested worker waits this long for the end of a killed one in its slot.
+_RELEASED_WITHIN_MS = 10_000
 #: Limit of remembered heartbeats that are not acknowledged.
 _MAX_OPEN_HEARTBEATS = 100
 #: Minimum silence before a stream is closed, even for a short worker lease.
@@ -147,8 +149,8 @@ class Supervisor:
         if config.memory is not None:
             self.set_memory(config.memory)
         self._workers: dict[str, WorkerProcess] = {}
-        #: Requested workers by slot, whose killed predecessor still holds it.
-        self._waiting: dict[int, StartWorker] = {}
+        #: Requested workers by slot, whose killed predecessor still holds it, and until when they wait.
+        self._waiting: dict[int, tuple[StartWorker, float]] = {}
         self._copies = CopyFolders(config.work_dir / "copies", clock)
         self._environments = Environments(config.work_dir, clock, self._worker_exited)
         self._socket_dir = make_socket_dir()
@@ -231,6 +233,7 @@ class Supervisor:
         while not self._closing.is_set():
             await self._pause(self._registered.heartbeat_interval_ms if self._registered is not None else 100)
             if self._registered is not None:
+                self._refuse_late()
                 self._send_heartbeat()
                 self._copies.expire(self._running_jobs)
 
@@ -350,7 +353,7 @@ class Supervisor:
         if self._registered is None or self._memory is None:
             return  # a command of a closed stream
         if self._slots.is_releasing(command.slot) and command.slot not in self._waiting:
-            self._waiting[command.slot] = command
+            self._waiting[command.slot] = command, self._clock.monotonic_ms() + _RELEASED_WITHIN_MS
             return
         refusal = self._memory.refusal(command.managed_memory_bytes)
         if not refusal and command.beside:
@@ -360,8 +363,9 @@ class Supervisor:
             return
         try:
             self._slots.allocate(command.slot, command.worker_id, command.job_id, beside=command.beside)
-        except PenstockError as error:
-            self._start_failed(command.worker_id, str(error))
+        except SlotError as error:
+            # beside its predecessor it is refused alone: the slot is the job's
+            self._start_failed(command.worker_id, str(error), slot_refused=not command.beside)
             return
         state_dir = self._config.work_dir / "state" / command.worker_id
         tls = self._config.security.cluster
@@ -424,15 +428,27 @@ class Supervisor:
             # the JobManager reads the class to tell lasting causes from others
             self._start_failed(command.worker_id, f"{type(error).__name__}: {error}")
 
-    def _start_failed(self, worker_id: str, error: str) -> None:
+    def _start_failed(self, worker_id: str, error: str, *, slot_refused: bool = False) -> None:
         self._log(f"worker {worker_id} could not be started: {error}")
-        self._send(WorkerStartFailed(taskmanager_id=self._config.taskmanager_id, worker_id=worker_id, error=error))
+        own = self._config.taskmanager_id
+        failed = WorkerStartFailed(taskmanager_id=own, worker_id=worker_id, error=error, slot_refused=slot_refused)
+        self._send(failed)
+
+    def _refuse_late(self) -> None:
+        """Refuse slots whose killed worker does not end: the kernel may hold it in a call for ever."""
+        now = self._clock.monotonic_ms()
+        for slot, (command, until_ms) in list(self._waiting.items()):
+            if now >= until_ms:
+                del self._waiting[slot]
+                killed = ", ".join(holder.worker_id for holder in self._slots.of_slot(slot))
+                error = f"slot {slot} is still held by worker {killed}, which was killed"
+                self._start_failed(command.worker_id, error, slot_refused=not command.beside)
 
     def _on_stop_worker(self, worker_id: str) -> None:
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.kill()
-        for slot, command in list(self._waiting.items()):
+        for slot, (command, _until_ms) in list(self._waiting.items()):
             if command.worker_id == worker_id:
                 del self._waiting[slot]
                 self._start_failed(worker_id, "it was stopped before its slot was free")
@@ -492,7 +508,7 @@ class Supervisor:
             self._logs.prune(set(self._workers))
         waiting = self._waiting.pop(worker.spec.slot, None)
         if waiting is not None and not self._closing.is_set():
-            self._on_start_worker(waiting)
+            self._on_start_worker(waiting[0])
 
     def _log_text(self, command: FetchLog) -> str:
         if command.worker_id:

@@ -279,6 +279,8 @@ class World:
         self.declared = 0
         #: Workers whose processes do not exit when they are killed.
         self.immortal: set[str] = set()
+        #: Slots in which the TaskManager starts no worker.
+        self.refused: set[Slot] = set()
         #: Message types workers do not answer; commands the world does not execute.
         self.deaf: set[type] = set()
         self.auto_ack = True
@@ -401,6 +403,8 @@ class World:
                 self._record(command)
             case cmd.RecordChange():
                 self._record_upgrade(command)
+            case cmd.LaunchWorker(worker_id, slot) if slot in self.refused:
+                post(ev.WorkerLost(worker_id, "the slot is held by worker w", started=False, refused=slot))
             case cmd.LaunchWorker(worker_id, _, beside):
                 self.workers[worker_id] = FakeWorker(self, worker_id, beside=beside)
                 ready = msg.WorkerReady(worker_id=worker_id, endpoint=f"unix:{worker_id}", pid=1)

@@ -52,6 +52,8 @@ class _Offer:
     #: Resources of a slot; None: unknown, they are enough for every job.
     resources: ResourceProfile | None = None
     held: dict[int, str] = field(default_factory=dict)
+    #: Slots that the TaskManager has refused to start a worker in; it has not reported them as free since.
+    refused: set[int] = field(default_factory=set)
     #: Its free slots are given to no job: the TaskManager is about to end.
     drained: bool = False
 
@@ -234,6 +236,25 @@ class SlotPool:
         """Remove the slots of a lost TaskManager, including those that jobs hold."""
         self._remove(taskmanager_id)
         self._tell([])
+
+    def refused(self, slot: Slot) -> None:
+        """Give a slot that its TaskManager has refused to no job, until that reports it as free."""
+        offer = self._offers.get(slot.taskmanager_id)
+        if offer is not None and offer.held.pop(slot.index, None) is not None:
+            offer.refused.add(slot.index)
+
+    def reported(self, taskmanager_id: str, taken: Collection[int]) -> None:
+        """Give refused slots that a TaskManager does not report as `taken` to jobs again."""
+        offer = self._offers[taskmanager_id]
+        if back := offer.refused.difference(taken):
+            offer.refused -= back
+            offer.free = sorted({*offer.free, *back}, reverse=True)
+            self.free += 0 if offer.drained else len(back)
+            self._tell(self._serve())
+
+    def held_of(self, taskmanager_id: str) -> int:
+        """Return the number of slots of one TaskManager that jobs hold."""
+        return len(self._offers[taskmanager_id].held)
 
     def free_of(self, taskmanager_id: str) -> int:
         """Return the number of slots of one TaskManager that no job holds."""
@@ -441,6 +462,10 @@ class HeldSlots:
         surplus, self.slots = tuple(self.slots[needed:]), self.slots[:needed]
         self._vacant = {place for place in self._vacant if place < needed}
         return [ReleaseSlots(surplus)] if surplus else []
+
+    def refused(self, slot: Slot) -> None:
+        """Give up a slot that its TaskManager has refused."""
+        self._give_up({slot})
 
     def _give_up(self, lost: Collection[Slot]) -> None:
         places = [place for place in range(len(self.slots) + len(self._vacant)) if place not in self._vacant]

@@ -296,6 +296,7 @@ class TaskManagers:
                 session.send(msg.HeartbeatAck(sequence=report.sequence))
                 manager.process, manager.network_lent_bytes = report.process, report.network_lent_bytes
                 manager.reported = {taken.worker_id: taken for taken in report.slot_report}
+                self.pool.reported(session.taskmanager_id, {taken.slot for taken in report.slot_report})
                 for worker_id, held in report.worker_memory.items():
                     if worker_id in manager.workers:
                         manager.workers[worker_id].memory_bytes = held
@@ -310,7 +311,11 @@ class TaskManagers:
                 lost = WorkerLost(report.worker_id, why, report.log_tail, by_user_code=by_user_code)
                 self._worker_lost(manager, lost)
             case msg.WorkerStartFailed():
-                self._worker_lost(manager, WorkerLost(report.worker_id, report.error, started=False))
+                worker = manager.workers.get(report.worker_id)
+                refused = worker.slot if worker is not None and report.slot_refused else None
+                if refused is not None:  # before the job requests another one
+                    self.pool.refused(refused)
+                self._worker_lost(manager, WorkerLost(report.worker_id, report.error, started=False, refused=refused))
             case msg.LogText() | msg.ThreadsText():
                 waiting = self._open_requests.pop(report.request_id, None)
                 if waiting is not None and not waiting.done():
@@ -331,7 +336,7 @@ class TaskManagers:
             NotFoundError: no such TaskManager. UsageError: a job holds one of its slots, or a worker is running.
         """
         manager = self._manager(taskmanager_id)
-        held = manager.session.registration.slots - self.pool.free_of(taskmanager_id)
+        held = self.pool.held_of(taskmanager_id)
         if held or manager.workers:
             msg_text = f"{taskmanager_id} is in use: jobs hold {held} slots, {len(manager.workers)} workers are running"
             raise UsageError(msg_text, hint="wait until the jobs end, or rescale them")

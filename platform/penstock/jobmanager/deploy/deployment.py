@@ -149,6 +149,7 @@ class Deployment:
         self.deployed = False
         # Kept as counters because they are read at every event.
         self._needed = required_slots(graph)
+        self._wait = True
         self._executions_by_worker: dict[str, list[Execution]] = {}
         self._ready = 0
         self._running = 0
@@ -241,7 +242,7 @@ class Deployment:
 
         Where a `prepared` worker runs, none is started.
         """
-        slots = list(kept)[: self.needed]
+        slots, self._wait = list(kept)[: self.needed], wait
         self.workers = {worker.worker_id: worker for worker in prepared}
         self._ready = sum(bool(worker.endpoint) for worker in self.workers.values())
         used = {worker.slot for worker in self.workers.values()}
@@ -256,7 +257,8 @@ class Deployment:
         restart = self.ids.epoch - (self.ids.generation << 16)
         for slot in slots:
             # Names must be unique over all restarts: files carry them.
-            worker_id = f"{self.ids.job_id[:8]}-g{self.ids.generation}-r{restart}-{len(self.workers)}"
+            number = len(self.workers) + len(self.lost)
+            worker_id = f"{self.ids.job_id[:8]}-g{self.ids.generation}-r{restart}-{number}"
             self.workers[worker_id] = Worker(worker_id, slot)
             commands.append(LaunchWorker(worker_id, slot))
         places = {slot: place for place, slot in enumerate(order)}
@@ -320,6 +322,11 @@ class Deployment:
             self.open -= execution.state not in _ENDED
             self._running -= execution.state == "RUNNING"
             execution.state = end_state
+
+    def slot_refused(self, worker_id: str) -> list[Command]:
+        """Request another slot in place of that of a worker, which its TaskManager has refused."""
+        self.worker_lost(worker_id)
+        return [RequestSlots(self.needed - len(self.workers), self._wait)]
 
     def replace_part(self, part: Deployment) -> tuple[Worker, ...]:
         """Show the subtasks of `part` in place of their earlier attempts; return the workers of those, to be killed.

@@ -261,10 +261,11 @@ class JobMaster:
 
     def _on_slots(self, slots: tuple[Slot, ...]) -> list[cmd.Command]:
         starting, job = self._starting, self.deployment
-        if starting is None or job is None or len(slots) > job.needed - len(self._held.slots):
-            return [cmd.ReleaseSlots(slots)]  # requested by a deployment or a rescale that has ended
-        self._held.add(slots)
-        return starting.slots_granted(slots, self._held.slots)
+        missing = 0 if starting is None or job is None else max(0, job.needed - len(self._held.slots))
+        used, surplus = slots[:missing], slots[missing:]  # requested by a deployment or a rescale that has ended
+        self._held.add(used)
+        begun = starting.slots_granted(used, self._held.slots) if starting is not None and used else []
+        return [*begun, cmd.ReleaseSlots(surplus)] if surplus else begun
 
     def _on_report(self, worker_id: str, report: msg.WorkerReport, now_ms: int) -> list[cmd.Command]:
         """Handle a report; ignore that of a worker which is not of the present deployment."""
@@ -323,6 +324,8 @@ class JobMaster:
     def _on_worker_lost(self, lost: ev.WorkerLost, now_ms: int) -> list[cmd.Command]:
         worker_id, deployment = lost.worker_id, self._deployed.of_worker(lost.worker_id)
         self._held.worker_exited(worker_id)
+        if lost.refused is not None:
+            self._held.refused(lost.refused)
         if (following := self.job_change.preparation.of_worker(worker_id)) is not None:
             following.lost(worker_id, lost.reason)
         if self._adoption is not None:
@@ -335,6 +338,9 @@ class JobMaster:
         if self.step in (Step.FINISHING, Step.CANCELLING):
             deployment.worker_lost(worker_id, "FINISHED" if self.step is Step.FINISHING else "CANCELED")
             return []
+        if lost.refused is not None:
+            self.event_log.add(now_ms, "slots", f"another slot is requested: {text}")
+            return deployment.slot_refused(worker_id)
         slot = deployment.workers[worker_id].slot
         failure = Failure(now_ms, text, lost.detail, "", worker_id, slot.taskmanager_id)
         failed = self._deployed.vertices_of(worker_id)

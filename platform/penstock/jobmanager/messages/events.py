@@ -113,6 +113,8 @@ class WorkerLost:
     started: bool = True
     #: Whether the job's code has ended it.
     by_user_code: bool = False
+    #: Its slot, if the TaskManager has refused that.
+    refused: Slot | None = None
 
 
 @dataclass(frozen=True, slots=True)

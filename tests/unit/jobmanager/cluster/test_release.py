@@ -20,6 +20,7 @@ from penstock.jobmanager.messages.events import (
     WorkersKept,
     WorkerStopped,
 )
+from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc import messages as msg
 from penstock.rpc.stream import Session
 
@@ -224,6 +225,23 @@ def test_the_states_of_slots_are_those_of_the_last_heartbeat_until_a_worker_is_r
     assert taken() == [(0, "w", "RELEASING")]
     managers.received(session, msg.WorkerExited(taskmanager_id="tm", worker_id="w", returncode=-9))
     assert taken() == []
+
+
+def test_a_refused_slot_is_no_longer_the_jobs_and_is_free_again_with_a_later_heartbeat(managers):
+    session, events = with_a_worker(managers)
+    error = "slot 0 is held by worker x of job y"
+    for refused in (True, True):  # a repeated report changes nothing
+        report = msg.WorkerStartFailed(taskmanager_id="tm", worker_id="w", error=error, slot_refused=refused)
+        managers.received(session, report)
+    assert events[1:] == [WorkerLost("w", error, started=False, refused=events[0].slots[0])]
+    assert managers.pool.free == 1
+    managers.pool.request("job", 1, 0)
+    assert events[-1] == SlotsGranted((Slot("tm", 1, "h"),))
+    taken = (msg.SlotStatus(slot=0, worker_id="x", job_id="y"),)
+    managers.received(session, msg.Heartbeat(taskmanager_id="tm", sequence=1, slot_report=taken))
+    assert managers.pool.free == 0
+    managers.received(session, msg.Heartbeat(taskmanager_id="tm", sequence=2))
+    assert managers.pool.free == 1
 
 
 RAISE = "os._exit ends the worker; raise an exception instead"

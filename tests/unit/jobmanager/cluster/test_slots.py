@@ -88,6 +88,28 @@ def test_all_jobs_are_told_the_number_of_free_slots_before_an_answer():
     ]
 
 
+def test_a_refused_slot_is_given_to_no_job_until_its_taskmanager_reports_it_as_free():
+    pool, heard = pool_of("a", "b")
+    pool.add("tm", "h", 2)
+    pool.request("a", 1, 0)
+    ((_, granted),) = heard()
+    (slot,) = granted.slots
+    pool.refused(slot)
+    pool.refused(Slot("gone", 0, "h"))
+    assert (pool.free, pool.held_of("tm")) == (1, 0)
+    pool.release("a", (slot,))
+    pool.request("b", 2, 0)
+    pool.reported("tm", {slot.index})
+    assert heard() == []
+    pool.reported("tm", ())
+    ((job, granted),) = heard()
+    assert (job, {slot.index for slot in granted.slots}, pool.free) == ("b", {0, 1}, 0)
+    pool.refused(slot)
+    pool.drain("tm")
+    pool.reported("tm", ())
+    assert (pool.free, pool.held_of("tm")) == (0, 1)
+
+
 def managed(megabytes):
     return ResourceProfile(group="", managed_memory_bytes=megabytes << 20)
 

@@ -223,6 +223,39 @@ def test_a_lost_connection_is_reported_as_the_end_of_the_other_worker(world_of):
     assert world.master.restarts == 1
 
 
+def slots_in_use(world) -> set[int]:
+    return {worker.slot.index for worker in world.master.deployment.workers.values()}
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_refused_slot_is_replaced_by_another_and_is_no_failure(world_of, together):
+    world = world_of()
+    world.refused = set(world.free[:2] if together else world.free[1:2])
+    world.start().pass_time(1500)
+    assert world.master.status.state is JobStatus.RUNNING
+    assert (world.master.restarts, list(world.master.failures), world.master.error) == (0, [], "")
+    assert slots_in_use(world).isdisjoint(slot.index for slot in world.refused)
+    assert len(slots_in_use(world)) == 2
+    assert len({*world.workers}) == 2
+    told = [entry.text for entry in world.master.event_log.entries() if entry.kind == "slots"]
+    assert len(told) == len(world.refused)
+    assert told[0].startswith(f"another slot is requested: worker {JOB[:8]}-g1-r0-")
+    assert told[0].endswith(" could not start: the slot is held by worker w")
+
+
+def test_a_job_waits_for_another_slot_in_place_of_a_refused_one(world_of):
+    world = world_of()
+    world.free, more = world.free[:2], world.free[2:]
+    world.refused = {world.free[0]}
+    world.start().pass_time(1500)
+    assert world.master.status.state is JobStatus.CREATED
+    assert "workers: 1 of 2 are ready" in world.master.deployment.waiting_for()
+    world.post(ev.SlotsGranted(tuple(more[:3])))
+    assert world.master.status.state is JobStatus.RUNNING
+    assert slots_in_use(world) == {1, 2}
+    assert world.free == more[1:3], "what nobody needs is released"
+
+
 def test_a_lost_worker_is_reported_with_the_function_that_it_was_in(world_of):
     world = world_of().start().pass_time(1500)
     worker_id = next(iter(world.workers))

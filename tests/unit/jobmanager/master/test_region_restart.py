@@ -48,6 +48,18 @@ def story(world, kind: str) -> list[str]:
     return [entry.text for entry in world.master.event_log.entries() if entry.kind == kind]
 
 
+def test_a_refused_slot_of_a_region_is_replaced_while_the_others_continue(regions_of):
+    world = regions_of().pass_time(1500)
+    kept, killed = worker_of(world, SOURCE_2), worker_of(world, SOURCE)
+    world.refused = {world.master.deployment.workers[killed].slot}
+    world.kill(killed)
+    world.pass_time(DELAY_MS)
+    assert world.master.region_restart == ""
+    assert worker_of(world, SOURCE_2) == kept
+    assert world.master.deployment.workers[worker_of(world, SOURCE)].slot not in world.refused
+    assert (world.master.restarts, world.master.status.state) == (1, JobStatus.RUNNING)
+
+
 def test_only_the_failed_region_restarts_and_the_job_stays_running(regions_of):
     world = regions_of().pass_time(1500)
     kept, killed = worker_of(world, SOURCE_2), worker_of(world, SOURCE)
