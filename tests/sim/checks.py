@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pyarrow.compute as pc
 from tests.sim.connectors import MARKER_STRIDE
 from tests.sim.election import TTL_MS
 from tests.sim.kafka_log import Transaction
-from tests.sim.workload import JOB, OUTPUT, USERS_OF_A_REGION
+from tests.sim.workload import FAR, JOB, OUTPUT, USERS_OF_A_REGION
 
+from penstock.api.building.flow import SALT
 from penstock.checkpoint.ha_records import LeaderRecord
 from penstock.checkpoint.leader_lease import LEASE, LeaderLease
 from penstock.checkpoint.manifest_log import Manifest, decode_manifest
@@ -244,6 +246,7 @@ class Checks:
                 if taken[0] in alignment.blocked:
                     fail(f"a row passed on channel {taken[0]} behind its barrier")
                 swarm.seen("rows-after-barrier", taken[0] in alignment.arrived)
+                swarm.seen("rows-spread", _spread_rows(taken[1]))
             return taken
 
         gate.poll = watched
@@ -317,6 +320,8 @@ class Checks:
         """Compare the read-committed output with the oracle; returns its rows."""
         world = self._world
         expected, found = world.plan.expected(), Counter(world.kafka.read_committed(OUTPUT))
+        if any(number >= FAR // 2 for row in found for number in row[4:]):
+            world.scheduler.fail("output has rows of a version that was rolled back")
         if expected == found or (self._repeating and self._at_least(expected, found)):
             world.swarm.seen("rows-counted-again", int(expected != found))
             return sum(found.values())
@@ -351,3 +356,10 @@ def _region(subtask: Subtask) -> int:
     """The number of its region, which is the end of its uids."""
     number = subtask.deployment.operators[0].uid.rpartition("-")[2]
     return int(number) if number.isdigit() else 0
+
+
+def _spread_rows(batch: Batch) -> int:
+    """The number of rows of hot keys that are not in the first part of their key."""
+    if SALT not in batch.data.schema.names:
+        return 0
+    return int(pc.sum(pc.not_equal(batch.data.column(SALT), 0)).as_py() or 0)

@@ -39,6 +39,10 @@ COPY_DAMAGED = "copy-damaged"
 SLOT_REFUSED = "slot-refused"
 #: Struck by the nemesis: a user rescales the running job.
 RESCALE = "rescale"
+#: Struck by the nemesis: a user upgrades the running job.
+UPGRADE = "upgrade"
+#: Struck by the nemesis: a user requests a checkpoint.
+REQUEST = "checkpoint-requested"
 #: Struck by the nemesis: a user lets the leader hand over to a standby.
 HAND_OVER = "leader-hands-over"
 #: Struck by the nemesis: the path from a standby to the leader breaks; both reach the store.
@@ -65,6 +69,13 @@ SEEN = (
     "checkpoint-aborted",
     "checkpoint-timed-out",
     "savepoint-written",
+    "requested-checkpoint-written",
+    "requested-aligned",
+    "requested-unaligned",
+    "upgrade-trial",
+    "upgrade-completed",
+    "upgrade-rolled-back",
+    "rows-spread",
     "restart",
     "region-killed",
     "region-restarted",
@@ -159,6 +170,14 @@ class Swarm:
     def rescale(self, chance: random.Random) -> None:
         """Draw how often the running job is rescaled."""
         self._add(RESCALE, chance.choice([0.0, 0.5, 1.0]))
+
+    def upgrade(self, chance: random.Random) -> None:
+        """Draw how often the running job is upgraded."""
+        self._add(UPGRADE, chance.choice([0.0, 0.4, 0.8]))
+
+    def request_checkpoints(self, chance: random.Random) -> None:
+        """Draw how often a user requests a checkpoint."""
+        self._add(REQUEST, chance.choice([0.0, 0.3, 0.6]))
 
     def _add(self, kind: str, share: float) -> None:
         """Let a kind strike as often as `share` of all others, which strike as often as before."""

@@ -478,6 +478,9 @@ class Leader:
         elif isinstance(message, msg.TriggerCheckpoint):
             self.world.checks.triggered(message.run_id, message.checkpoint_id, message.generation)
             self._count_trigger(message.checkpoint_id)
+            self.world.checkpoint_requests.sent(message, self.master)
+        elif isinstance(message, msg.LetBarriersOvertake):
+            self.world.checkpoint_requests.sent(message, self.master)
         elif isinstance(message, msg.DeployTasks | msg.ResolvePending):
             self.world.checks.deployed({w: s.manager.workers.get(w) for w, s in self._killed.items()})
         if session is None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tests.sim.faults import HAND_OVER, PATH_BROKEN, RESCALE
+from tests.sim import upgrades
+from tests.sim.faults import HAND_OVER, PATH_BROKEN, REQUEST, RESCALE, UPGRADE
 
 from penstock.jobmanager.messages import events as ev
 
@@ -36,6 +37,8 @@ class Nemesis:
             HAND_OVER: self._hand_over,
             RESCALE: self._rescale,
             PATH_BROKEN: self._break_path,
+            REQUEST: world.checkpoint_requests.ask,
+            UPGRADE: lambda: upgrades.strike(world),
         }
 
     def begin(self) -> None:

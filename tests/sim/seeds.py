@@ -28,11 +28,14 @@ def world_of(seed: int) -> World:
     plan.draw_preparation(random.Random(f"preparation {seed}"))
     plan.draw_probes(random.Random(f"probes {seed}"))
     plan.draw_exits(random.Random(f"exits {seed}"))
+    plan.draw_spread(random.Random(f"spread {seed}"))
     swarm = Swarm.drawn(random.Random(f"faults {seed}"))
     swarm.damage_copies(random.Random(f"damaged copies {seed}"))
     swarm.refuse_slots(random.Random(f"refused slots {seed}"))
     if "adaptive_scheduler" not in plan.settings:  # its parallelism follows the slots
         swarm.rescale(random.Random(f"rescales {seed}"))
+    swarm.upgrade(random.Random(f"upgrades {seed}"))
+    swarm.request_checkpoints(random.Random(f"requests {seed}"))
     swarm.hand_over(random.Random(f"hand-overs {seed}"))
     if plan.probes:
         swarm.break_paths(random.Random(f"paths {seed}"))

@@ -9,6 +9,7 @@ from tests.sim.mutants import MUTANTS, Mutant
 from tests.sim.network_memory_mutants import NETWORK_MEMORY
 from tests.sim.preparation_mutants import PREPARATION
 from tests.sim.region_mutants import REGIONS
+from tests.sim.request_mutants import REQUESTS
 from tests.sim.scheduler import SimulationError
 from tests.sim.scheduling_mutants import SCHEDULING
 from tests.sim.seeds import world_of
@@ -31,7 +32,7 @@ def caught_by(mutant: Mutant) -> tuple[int, str] | None:
 
 @pytest.mark.parametrize(
     "mutant",
-    [*MUTANTS, *ELECTION, *ADOPTION, *REGIONS, *SCHEDULING, *PREPARATION, *NETWORK_MEMORY],
+    [*MUTANTS, *ELECTION, *ADOPTION, *REGIONS, *SCHEDULING, *PREPARATION, *NETWORK_MEMORY, *REQUESTS],
     ids=lambda mutant: mutant.name,
 )
 def test_a_planted_fault_is_caught(mutant):

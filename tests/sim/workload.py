@@ -27,6 +27,8 @@ _MS = 1000
 USERS_OF_A_REGION = 1000
 #: Sizes without those that would let no plan have several segments: its tables are small.
 _DELTAS = PRODUCTION.changed(whole_rows=0, encoded_at_once_bytes=0)
+#: What a wrong version adds to a sum: more than any sum.
+FAR = 1_000_000
 #: Failed checkpoints in a row that a job survives in any history.
 _TOLERANT = 100
 #: (user, amount, event time in us).
@@ -78,6 +80,8 @@ class Plan:
     exit_ms: float | None = None
     #: Unconnected pipelines of the job: each reads every n-th partition, from its own topic.
     regions: int = 1
+    #: Parts into which hot keys of windows are split; 1: none is.
+    spread: int = 1
     #: Whether they share slots: a lost worker then fails all of them.
     shared_slots: bool = False
 
@@ -158,6 +162,12 @@ class Plan:
         for partition, rows in enumerate(self.rows):
             first = USERS_OF_A_REGION * (partition % regions)
             self.rows[partition] = [(first + user, amount, time) for user, amount, time in rows]
+
+    def draw_spread(self, chance: random.Random) -> None:
+        """Draw whether hot keys are split: then each row comes several times, as the first rows of a key are not."""
+        self.spread = chance.choice([1, 1, 1, 2, 4])
+        if self.spread > 1:
+            self.rows = [[row for row in rows for _ in range(3)] for rows in self.rows]
 
     def draw_checkpoints(self, chance: random.Random) -> None:
         """Draw how many checkpoints are under way at a time, and whether their barriers block channels.
@@ -258,7 +268,9 @@ class Plan:
             if self.size_ms == self.slide_ms
             else ps.Sliding(f"{self.size_ms}ms", f"{self.slide_ms}ms")
         )
-        return orders.key_by("user_id").window(window).aggregate(n=ps.count(), total=ps.sum("amount"))
+        return (
+            orders.key_by("user_id", spread=self.spread).window(window).aggregate(n=ps.count(), total=ps.sum("amount"))
+        )
 
     def expected(self) -> Counter[tuple[int, ...]]:
         """Naively: (user, window start, window end, count, sum) of every window with rows."""

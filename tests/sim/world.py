@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Literal
 
 from tests.sim import connectors, fibers
+from tests.sim.checkpoint_requests import CheckpointRequests
 from tests.sim.checks import Checks
 from tests.sim.election import Candidate, keep_lease
 from tests.sim.faults import Swarm
@@ -23,6 +24,7 @@ from tests.sim.local_state import local_state
 from tests.sim.nemesis import Nemesis
 from tests.sim.runs import Result, Run
 from tests.sim.scheduler import Scheduler
+from tests.sim.upgrades import WrongVersions
 from tests.sim.worker import TaskManager, Worker
 from tests.sim.workload import OUTPUT, Plan
 
@@ -65,6 +67,10 @@ class World:
         self.managers: list[TaskManager] = []
         self.leader: Leader | None = None
         self.run: Run | None = None
+        self.checkpoint_requests = CheckpointRequests(self)
+        self.wrong_versions = WrongVersions(self)
+        #: Partitions that do not have all their rows yet.
+        self.unproduced: set[tuple[str, int]] = set()
         self.nemesis = Nemesis(self)
         self.store_up = True
         self._faults_for_ms, self._max_steps = faults_for_ms, max_steps
@@ -387,6 +393,9 @@ class World:
     def operation_ended(self, command: cmd.OperationEnded) -> None:
         """A request has an answer."""
         self.scheduler.note(f"{command.request_id}: {command.error or 'well'}")
+        self.checkpoint_requests.answered(command)
+        if command.error:
+            self.wrong_versions.answered(command.request_id)
 
     def rescale(self, parallelism: int) -> None:
         """The user rescales the running job; asked again when there was nobody to ask."""
@@ -436,12 +445,14 @@ class World:
 
     def _produce(self, partition: tuple[str, int], rows: list[Any], at: int) -> None:
         if at >= len(rows):
+            self.unproduced.discard(partition)
             return
+        self.unproduced.add(partition)
         count = self.random.randint(1, 12)
         wait = self.random.uniform(0, 2 * self.plan.input_ms * count / len(rows))
 
         def produce() -> None:
-            if not self.kafka.up:
+            if not self.kafka.up or (at + count >= len(rows) and self.wrong_versions.may_run):
                 self.scheduler.at(15, "produce", produce)
                 return
             for row in rows[at : at + count]:
