@@ -36,6 +36,8 @@ _CONNECT_SECONDS = 5.0
 _FAILOVER_SECONDS = 12.0
 #: A standby redirects to the leader; a standby knows no leader.
 _MOVED, _NO_LEADER = 307, 503
+#: The header of a standby's answer while no JobManager leads.
+_ROLE = "X-Penstock-Role"
 _START_HINT = "start one with `penstock cluster start`, or check the URL (https if it has a certificate)"
 _NO_TOKEN = 401
 _OF_THE_USER = (400, 401, 403, 408, 413, 422)
@@ -444,8 +446,12 @@ class RestClient:
     def _answer_of_leader(
         self, method: str, path: str, content: bytes | None, headers: dict[str, str]
     ) -> tuple[int, bytes]:
-        """Return the first answer of a JobManager that leads or knows the leader; try the others without one."""
+        """Return the first answer of a JobManager that leads or knows the leader; try the others without one.
+
+        If none leads, a standby's answer counts: it shows recorded jobs as SUSPENDED.
+        """
         failed: OSError | None = None
+        recorded: tuple[str, int, bytes] | None = None
         try:
             places = self._address.urls()
         except NoJobManagerError as error:
@@ -466,9 +472,15 @@ class RestClient:
                     raise
                 failed = failed or error
             else:
+                if more.get(_ROLE) == "standby":
+                    recorded = recorded or (url, status, data)
+                    continue
                 self._address.answered(place)
                 self.url = url
                 return status, data
+        if recorded is not None:
+            self.url, status, data = recorded
+            return status, data
         raise failed or _NotReceivedError("no address", refused=False)
 
     def _request(

@@ -28,6 +28,7 @@ from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.config import DEFAULT_LIMITS, JobManagerConfig, JobManagerLimits
 from penstock.jobmanager.confirmed_sessions import ConfirmedSessions
 from penstock.jobmanager.dispatcher import Dispatcher, DispatcherParts
+from penstock.jobmanager.jobs.suspended_jobs import SuspendedJobs
 from penstock.jobmanager.leadership import Leadership
 from penstock.rpc.listening import CONTROL
 from penstock.rpc.probes import LeaderProber
@@ -60,6 +61,8 @@ class JobManager:
         self._spans: OtlpSpans | None = None
         #: The election; None before `start`.
         self.leadership: Leadership | None = None
+        #: The jobs while no JobManager leads; None before `start`.
+        self.suspended_jobs: SuspendedJobs | None = None
         #: It ends so that a standby leads.
         self.handed_over = False
 
@@ -102,6 +105,7 @@ class JobManager:
             self._spans = await asyncio.to_thread(_open_spans, settings.otlp_endpoint)
         CONTROL.require_free(settings.rpc_host, settings.rpc_port)  # a standby finds out now, not when it takes over
         store = open_store(config.ha_uri)
+        self.suspended_jobs = SuspendedJobs(store, self._clock)
         identity = asyncio.create_task(asyncio.to_thread(cluster_id, store, self._rand))
         if not (await asyncio.wait({identity}, timeout=self._limits.quiet_ms / 1000))[0]:
             _log(f"waiting for an answer of {place_of(config.ha_uri)}; check that the server runs")

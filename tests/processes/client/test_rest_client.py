@@ -29,6 +29,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         if status == 503:
             self.send_header("Retry-After", "1")
+        if self.server.role:
+            self.send_header("X-Penstock-Role", self.server.role)
         if status == 307:
             self.send_header("Location", self.server.location)
         self.send_header("Content-Length", str(len(data)))
@@ -44,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def serving(ready, port=0):
     with HTTPServer(("127.0.0.1", port), Handler) as http:
-        http.seen, http.ready = [], ready
+        http.seen, http.ready, http.role = [], ready, ""
         thread = threading.Thread(target=http.serve_forever)
         thread.start()
         try:
@@ -229,6 +231,17 @@ def test_another_jobmanager_is_asked_when_one_refuses_or_knows_no_leader(server,
         assert (client.url, len(another.seen)) == (url_of(server), 1)
         assert client.jobs() == []
         assert len(another.seen) == 1, "the one that answered is not asked first"
+
+
+@pytest.mark.parametrize("led", [True, False])
+def test_what_a_standby_shows_counts_only_while_nobody_leads(server, another, led):
+    another.ready, another.role = (200, b'{"jobs": [{"state": "SUSPENDED"}]}'), "standby"
+    server.ready = (200, b'{"jobs": [{"state": "RUNNING"}]}') if led else (503, b'{"errors": ["no leader"]}')
+    with RestClient(f"{url_of(another)},{url_of(server)}") as client:
+        assert [job["state"] for job in client.jobs()] == ["RUNNING" if led else "SUSPENDED"]
+        assert client.url == url_of(server if led else another)
+        client.jobs()
+    assert len(another.seen) == (1 if led else 2), "the one that leads is asked first"
 
 
 def test_without_a_leader_the_request_is_sent_again_and_at_last_refused(another):

@@ -53,6 +53,15 @@ def test_the_log_of_a_lost_worker_is_named_while_its_cluster_runs(monkeypatch, e
         JobHandle(client, "1", "totals", embedded=embedded).wait()
 
 
+def test_a_suspended_job_is_waited_for():
+    states = iter(["RUNNING", "SUSPENDED", "SUSPENDED", "RECONCILING", "FINISHED"])
+    client, seen = Client(""), []
+    client.job_after = lambda _job_id, _wait_ms: {"state": next(states)}
+    job = JobHandle(client, "1", "totals", ManualClock())
+    assert job.wait(on_poll=lambda found: seen.append(found["state"])) == "FINISHED"
+    assert seen.count("SUSPENDED") == 2
+
+
 def test_the_whole_traceback_comes_when_asked_for(monkeypatch):
     monkeypatch.setenv("PENSTOCK_TRACEBACK", "1")
     with pytest.raises(JobFailedError) as raised:

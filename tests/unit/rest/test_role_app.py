@@ -5,11 +5,17 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from tests.unit.jobmanager.conftest import make_graph
 
+from penstock.checkpoint.ha_records import JobRecord, write_record
 from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.leader_lease import LeaderLease
+from penstock.checkpoint.memory_store import MemoryStore
 from penstock.checkpoint.standby_records import StandbyRecord
+from penstock.core.clock import ManualClock
 from penstock.core.errors import LeadershipLostError, StorageError
+from penstock.graph.job_graph import encode_graph
+from penstock.jobmanager.jobs.suspended_jobs import SuspendedJobs
 from penstock.rest.server import role_app
 from penstock.rest.server.role_app import LEADER_PATH, RoleApp
 
@@ -22,7 +28,7 @@ class Manager:
         lease = LeaderLease(generation=2, jobmanager_id="b", holder=holder, rest=rest, rpc="b:6123") if rest else None
         self.rest_url = "http://own:8081"
         self.leadership, self.error, self.failed = SimpleNamespace(leader=lease, confirm=self.confirm), error, []
-        self.handed_over = False
+        self.handed_over, self.suspended_jobs, self.has_joined = False, None, True
 
     async def confirm(self):
         if self.error is not None:
@@ -57,7 +63,7 @@ async def application(scope, _receive, send):
 
 
 def role_of(manager, *, leads, **options):
-    role = RoleApp(**options)
+    role = RoleApp(ManualClock(), **options)
     role.standing(manager)
     if leads:
         role.leading(application)
@@ -157,3 +163,86 @@ def test_the_last_known_leader_is_named_while_a_term_begins():
     beginning.leadership = None
     role.standing(beginning)
     assert ask(role, LEADER_PATH)[2]["leader"]["url"] == "http://b:8081"
+
+
+RUNNING = JobRecord(
+    job_id="a" * 32, name="orders", run_id="r", token="", submitted_ms=2, graph=encode_graph(make_graph())
+)
+ENDED = JobRecord(
+    job_id="b" * 32, name="bills", run_id="r", token="", submitted_ms=1, graph=RUNNING.graph, ended="FINISHED",
+    ended_ms=7,
+)  # fmt: skip
+
+
+def without_leader(rest="http://own:8081"):
+    """Return a standby over a store with a job that has not ended, one that has, and one that cannot be read."""
+    store, manager = MemoryStore(), Manager(rest)
+    for record in (RUNNING, ENDED):
+        write_record(store, record)
+    store.put(f"jobs/{'c' * 32}.json", b"{")
+    manager.suspended_jobs = SuspendedJobs(store, ManualClock())
+    return role_of(manager, leads=False), store
+
+
+@pytest.mark.parametrize("version", ["", "/v1"])
+@pytest.mark.parametrize("rest", ["http://own:8081", "http://b:8081"], ids=["its own lead", "a dead leader's"])
+def test_a_standby_shows_the_recorded_jobs_while_nobody_leads(monkeypatch, version, rest):
+    async def connected(place):
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(role_app, "_connected", connected)
+    role, store = without_leader(rest)
+    before = {key: store.read(key) for key in store.list("")}
+    status, headers, found = ask(role, f"{version}/jobs")
+    assert (status, headers[b"x-penstock-role"]) == (200, b"standby")
+    states = [("a" * 32, "SUSPENDED"), ("b" * 32, "FINISHED"), ("c" * 32, "SUSPENDED")]
+    assert [(job["id"], job["status"]) for job in found["jobs"]] == states
+    found = ask(role, f"{version}/jobs/overview")[2]["jobs"]
+    assert [(job["jid"], job["state"]) for job in found] == states
+    assert [job["name"] for job in found[:2]] == ["orders", "bills"]
+    job = ask(role, f"{version}/jobs/orders")[2]
+    assert (job["jid"], job["state"], job["end-time"]) == ("a" * 32, "SUSPENDED", -1)
+    assert [vertex["name"] for vertex in job["vertices"]] == [vertex.name for vertex in make_graph().vertices]
+    assert ask(role, f"{version}/jobs/{'b' * 32}")[2]["end-time"] == 7
+    assert {key: store.read(key) for key in store.list("")} == before
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/jobs/unknown", "/v1/jobs/orders/status", "/v1/jobs/metrics", "/v1/jobsx", "/v1/overview"]
+)
+def test_a_standby_answers_nothing_else_while_nobody_leads(path):
+    """Flink's client polls `/jobs/:id/status`, and programs take SUSPENDED there for the end of the job."""
+    role, _ = without_leader()
+    status, headers, _ = ask(role, path)
+    assert (status, headers[b"retry-after"]) == (503, b"1")
+    assert b"x-penstock-role" not in headers
+
+
+@pytest.mark.parametrize(("method", "path"), [("PATCH", "/v1/jobs/orders"), ("POST", "/v1/jobs")])
+def test_a_standby_takes_no_request_while_nobody_leads(method, path):
+    assert ask(without_leader()[0], path, method=method)[0] == 503
+
+
+@pytest.mark.parametrize("problem", ["unknown", "silent", "passed on", "not joined"])
+def test_a_standby_shows_no_job_as_suspended_if_another_may_lead(monkeypatch, problem):
+    async def connected(place):
+        raise TimeoutError
+
+    monkeypatch.setattr(role_app, "_connected", connected)
+    role, _ = without_leader({"unknown": "", "not joined": "http://own:8081"}.get(problem, "http://b:8081"))
+    role._manager.has_joined = problem != "not joined"
+    status, headers, _ = ask(role, headers=[(b"x-penstock-forwarded", b"1")] if problem == "passed on" else [])
+    assert (status, headers[b"retry-after"]) == (503, b"1")
+
+
+def test_a_standby_whose_store_fails_asks_for_patience(caplog):
+    role, store = without_leader()
+    store.fault = failing
+    status, headers, document = ask(role)
+    assert (status, headers[b"retry-after"]) == (503, b"1")
+    assert document["errors"] == ["this JobManager is a standby, and no other leads yet (try again in a few seconds)"]
+    assert "cannot read the recorded jobs: no answer" in caplog.text
+
+
+def failing(*_):
+    raise StorageError("no answer")

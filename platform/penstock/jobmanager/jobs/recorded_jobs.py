@@ -71,12 +71,23 @@ def recorded_jobs(
     Raises:
         LeadershipLostError: there is a newer leader. StorageError: the store cannot be read.
     """
-    found = []
     records, damaged = read_records(store, generation)
     forgotten = delete_oldest(store, records, retained)
+    return _decoded(store, [record for record in records if record.job_id not in forgotten], damaged)
+
+
+def readable_jobs(
+    store: ObjectStore,
+) -> tuple[tuple[tuple[JobRecord, JobGraph], ...], tuple[DamagedRecord, ...]]:
+    """Return what `recorded_jobs` returns to a leader, and change nothing. Raises StorageError."""
+    return _decoded(store, *read_records(store))
+
+
+def _decoded(
+    store: ObjectStore, records: Iterable[JobRecord], damaged: tuple[DamagedRecord, ...]
+) -> tuple[tuple[tuple[JobRecord, JobGraph], ...], tuple[DamagedRecord, ...]]:
+    found = []
     for record in records:
-        if record.job_id in forgotten:
-            continue
         try:
             if not record.ended:
                 start_options_of(record)

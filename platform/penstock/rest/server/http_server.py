@@ -105,7 +105,7 @@ async def _run(config: JobManagerConfig, announce: Callable[[str], None]) -> int
     loop, security, stopping = asyncio.get_running_loop(), config.security, asyncio.Event()
     listener, role, tls = (
         _listen(config.settings.rest_host, config.settings.rest_port),
-        RoleApp(),
+        RoleApp(SystemClock()),
         security.rest is not None,
     )
     host, port = listener.getsockname()[:2]

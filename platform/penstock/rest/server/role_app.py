@@ -1,7 +1,8 @@
 """The REST API of a JobManager in either role: the leader answers, a standby forwards to the leader.
 
 Used by `rest.server.http_server`, inside the guard: a standby accepts and refuses requests as the leader does. A leader
-whose lease may have lapsed, such as one that was suspended, renews it before it answers, and else forwards.
+whose lease may have lapsed, such as one that was suspended, renews it before it answers, and else forwards. While no
+JobManager leads, a standby shows the recorded jobs as SUSPENDED.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from urllib.parse import urlsplit
 
 import h11
 
-from penstock.core.errors import LeadershipLostError, StorageError
+from penstock.core.errors import LeadershipLostError, NotFoundError, PenstockError, StorageError
+from penstock.rest.flink import documents as flink_json
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from penstock.checkpoint.leader_lease import LeaderLease
+    from penstock.core.clock import Clock
+    from penstock.jobmanager.jobs.suspended_jobs import SuspendedJobs
     from penstock.jobmanager.main import JobManager
     from penstock.rest.server.guard import Application, Receive, Send
 
@@ -40,14 +44,17 @@ _CHUNK_BYTES = 1 << 16
 #: Headers of one connection, which the forwarded request and answer do not have.
 _OF_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"content-length", b"server", b"date"}
 _FORWARDED = b"x-penstock-forwarded"
+#: In an answer of a standby that knows no leader: a client may ask another JobManager.
+_OF_STANDBY = (b"x-penstock-role", b"standby")
+_RETRY = (b"retry-after", b"1")
 
 
 class RoleApp:
     """The application of one process, for as long as it runs."""
 
-    def __init__(self, look_s: float = _LOOK_S) -> None:
+    def __init__(self, clock: Clock, look_s: float = _LOOK_S) -> None:
         """Start without a JobManager; a forwarded read looks every `look_s` whether another one leads."""
-        self._look_s = look_s
+        self._clock, self._look_s = clock, look_s
         self._manager: JobManager | None = None
         self._leading: Application | None = None
         #: The newest lease that was read.
@@ -124,7 +131,7 @@ class RoleApp:
         own = self._manager is not None and place == self._manager.rest_url
         if not place or own or any(name == _FORWARDED for name, _ in scope["headers"]):
             text = "this JobManager is a standby, and no other leads yet (try again in a few seconds)"
-            await _answer(send, 503, {"errors": [text]}, (b"retry-after", b"1"))
+            await self._answer_without_leader(scope if own else None, send, text)
         elif place.startswith("https:"):
             await _answer(
                 send, 307, {"errors": [f"{place} leads"]}, (b"location", f"{place}{target}".encode("latin-1"))
@@ -132,8 +139,29 @@ class RoleApp:
         else:
             try:
                 await self._relay(place, (scope["method"], target, scope["headers"]), receive, send)
+            except _NotReachedError as error:
+                text, hint = f"the leader at {place} does not answer: {error}", "a standby takes over within seconds"
+                await self._answer_without_leader(scope if error.gone else None, send, f"{text} (try again: {hint})")
             except _ReplacedError:
                 await self(scope, receive, send)
+
+    async def _answer_without_leader(self, scope: dict[str, Any] | None, send: Send, text: str) -> None:
+        """Let the caller try again: `text` says why. With `scope`, show the recorded jobs if the request is for them.
+
+        Without it, another JobManager may lead.
+        """
+        shown, manager = None, self._manager
+        if scope is not None and scope["method"] == "GET" and manager is not None and manager.has_joined:
+            try:
+                shown = await _suspended(manager.suspended_jobs, scope["path"], self._clock.now_ms())
+            except NotFoundError:
+                pass  # a leader may know it since
+            except PenstockError as error:
+                _LOGGER.warning("cannot read the recorded jobs: %s", error)
+        if shown is None:
+            await _answer(send, 503, {"errors": [text]}, _RETRY)
+        else:
+            await _answer(send, 200, shown, _OF_STANDBY)
 
     async def _relay(
         self, place: str, head: tuple[str, str, list[tuple[bytes, bytes]]], receive: Receive, send: Send
@@ -141,6 +169,7 @@ class RoleApp:
         """Forward one request; only one that the leader has not received, or a read, may be sent again.
 
         Raises:
+            _NotReachedError: the leader takes no connection, or the caller has not sent the whole request.
             _ReplacedError: a read has no answer, and another JobManager leads.
         """
         begun = False
@@ -153,10 +182,8 @@ class RoleApp:
         try:
             body, streams = await _body(receive), await _connected(place)
         except (OSError, TimeoutError) as error:
-            text = f"the leader at {place} does not answer: {str(error) or type(error).__name__}"
-            hint = "try again: a standby takes over within seconds"
-            await _answer(send, 503, {"errors": [f"{text} ({hint})"]}, (b"retry-after", b"1"))
-            return
+            gone = isinstance(error, ConnectionRefusedError)
+            raise _NotReachedError(str(error) or type(error).__name__, gone=gone) from error
         try:
             exchange = _exchange(streams, head, body, relay)
             await (exchange if body or head[0] not in ("GET", "HEAD") else self._while_leading(place, exchange))
@@ -168,7 +195,7 @@ class RoleApp:
             if begun:
                 raise
             text = f"the leader at {place} has not answered: {str(error) or type(error).__name__}"
-            again: tuple[tuple[bytes, bytes], ...] = ((b"retry-after", b"1"),) if head[0] in ("GET", "HEAD") else ()
+            again: tuple[tuple[bytes, bytes], ...] = (_RETRY,) if head[0] in ("GET", "HEAD") else ()
             await _answer(
                 send, 503 if again else 504, {"errors": [f"{text} (the request may have been received)"]}, *again
             )
@@ -186,8 +213,34 @@ class RoleApp:
             task.cancel()
 
 
+class _NotReachedError(Exception):
+    """The leader has not received the request."""
+
+    def __init__(self, text: str, *, gone: bool) -> None:
+        """`gone`: its host refuses connections, so its process has ended; else the path to it may be broken."""
+        super().__init__(text)
+        self.gone = gone
+
+
 class _ReplacedError(Exception):
     """Another JobManager leads than the one that was asked."""
+
+
+async def _suspended(jobs: SuspendedJobs | None, path: str, now_ms: int) -> dict[str, Any] | None:
+    """Return the answer to a read of all jobs or of one; None for any other path.
+
+    `/jobs/:id/status` is none of them: Flink's client polls it, and programs take SUSPENDED there for the job's end.
+    """
+    if jobs is None:
+        return None
+    match path.removeprefix("/v1").split("/"):
+        case ["", "jobs"]:
+            return {"jobs": [{"id": job.job_id, "status": job.state} for job in await jobs.jobs()]}
+        case ["", "jobs", "overview"]:
+            return {"jobs": [flink_json.job_overview(job, now_ms) for job in await jobs.jobs()]}
+        case ["", "jobs", name] if name != "metrics":
+            return flink_json.job_detail(await jobs.detail(name), now_ms)
+    return None
 
 
 async def _body(receive: Receive) -> bytes:

@@ -1,0 +1,100 @@
+"""A standby shows a job as SUSPENDED from the end of its leader until it leads itself; a client waits for the job."""
+
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+from tests.support.leases import PATIENT
+from tests.support.waiting import DEADLINE_S, wait_until
+
+import penstock as ps
+from penstock.api.environment import use_executor
+from penstock.checkpoint.leader_lease import read_lease, released, take_lead, write_lease
+from penstock.checkpoint.stores import open_store
+from penstock.client.executors import ClusterExecutor, SubmitOptions
+from penstock.client.handle import JobHandle
+from penstock.client.rest_client import RestClient
+from penstock.core.errors import NoJobManagerError
+from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.files import FileSink
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+#: A standby looks at the lease several times in its lifetime. That of the lost leader lasts until the test ends it.
+LEASE = {"PENSTOCK__JOBMANAGER__LEADER_LEASE_MS": "5000"}
+LOST_MS = 600_000
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a JobManager of the HA root `ha`; return it with its URL."""
+    processes = []
+
+    def start_process():
+        port, name = free_port(), f"jobmanager-{len(processes)}"
+        command = [sys.executable, "-m", "penstock.cli.serve", "jobmanager", "--ha-root", str(tmp_path / "ha")]
+        command += ["--rest-port", str(port), "--rpc-port", "0", "--ready-file", str(tmp_path / f"{name}.ready")]
+        environment = {**os.environ, **PATIENT, **LEASE, "PENSTOCK_HOME": str(tmp_path / "home")}
+        with (tmp_path / f"{name}.log").open("ab") as log:
+            processes.append(subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log))
+        return processes[-1], f"http://127.0.0.1:{port}"
+
+    yield start_process
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.wait()
+
+
+def submit(folder, url):
+    """Submit a job that waits for slots."""
+    env = ps.Environment(1, checkpoint_root=folder / "root", checkpoint_interval="1s")
+    env.from_source(DatagenSource(splits=1), uid="orders").sink_to(FileSink(folder / "out"), uid="out")
+    with use_executor(ClusterExecutor(url=url, options=SubmitOptions())):
+        return env.submit("orders").job_id
+
+
+def state(url, job_id):
+    """Return the state in the list of jobs; empty without an answer."""
+    try:
+        return {job["jid"]: job["state"] for job in RestClient(url).jobs()}.get(job_id, "")
+    except NoJobManagerError:
+        return ""
+
+
+def test_a_job_is_suspended_until_the_next_leader_takes_it(tmp_path, start):
+    leader, url = start()
+    wait_until((tmp_path / "jobmanager-0.ready").exists, "the leader")
+    job_id = submit(tmp_path, url)
+    leader.kill()
+    leader.wait()
+    store = open_store(str(tmp_path / "ha"))
+    lease = read_lease(store)
+    # its machine is lost with it: a standby sees no end of its process
+    elsewhere = msgspec.structs.replace(lease.holder, host="elsewhere", machine="")
+    lost = msgspec.structs.replace(lease, holder=elsewhere, jobmanager_id="lost", ttl_ms=LOST_MS)
+    held, _ = take_lead(store, lost, lease.generation)
+
+    _, url = start()
+    wait_until(lambda: state(url, job_id) == "SUSPENDED", lambda: f"SUSPENDED, not {state(url, job_id)!r}")
+    client = RestClient(url)
+    assert (client.job("orders")["jid"], client.job(job_id)["state"]) == (job_id, "SUSPENDED")
+    with pytest.raises(NoJobManagerError, match="does not answer"):
+        client.cancel(job_id)
+    with pytest.raises(NoJobManagerError, match="does not answer"):
+        client._get(f"/v1/jobs/{job_id}/status")
+    with ThreadPoolExecutor(1) as waiting:
+        end = waiting.submit(JobHandle(client, job_id, "orders").wait, timeout_ms=1000 * DEADLINE_S)
+        write_lease(store, released(held))
+        wait_until(lambda: state(url, job_id) in {"CREATED", "RECONCILING"}, "the standby to lead")
+        RestClient(url).cancel(job_id)
+        assert end.result() == "CANCELED"
