@@ -128,19 +128,23 @@ async def test_a_slot_is_allocated_active_and_releasing_and_only_a_live_worker_i
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the template alone sees the exit of a worker on Linux only")
-async def test_a_slot_whose_killed_worker_does_not_end_is_refused_in_time(stage, monkeypatch):
-    monkeypatch.setattr("penstock.taskmanager.supervisor._RELEASED_WITHIN_MS", 100)
-    stage.start("w1")
-    await stage.jobmanager.ready("w1")
-    with exit_unseen(stage):
-        stage.supervisor.handle(StopWorker(worker_id="w1"))
-        stage.start("w2")
-        failed = await stage.jobmanager.until(lambda r: r if isinstance(r, WorkerStartFailed) else None)
-        told = (failed.worker_id, failed.error, failed.slot_refused)
-        assert told == ("w2", "slot 0 is still held by worker w1, which was killed", True)
-    await stage.jobmanager.exited("w1")
-    stage.start("w3")
-    await stage.jobmanager.ready("w3")
+async def test_a_slot_whose_killed_worker_does_not_end_is_refused_in_time(stage_with):
+    stage = stage_with(released_within_ms=100)
+    await stage.open()
+    try:
+        stage.start("w1")
+        await stage.jobmanager.ready("w1")
+        with exit_unseen(stage):
+            stage.supervisor.handle(StopWorker(worker_id="w1"))
+            stage.start("w2")
+            failed = await stage.jobmanager.until(lambda r: r if isinstance(r, WorkerStartFailed) else None)
+            told = (failed.worker_id, failed.error, failed.slot_refused)
+            assert told == ("w2", "slot 0 is still held by worker w1, which was killed", True)
+        await stage.jobmanager.exited("w1")
+        stage.start("w3")
+        await stage.jobmanager.ready("w3")
+    finally:
+        await stage.close()
 
 
 async def test_a_worker_starts_beside_the_one_that_it_replaces_if_there_is_memory(stage_with):

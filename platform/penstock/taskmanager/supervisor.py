@@ -95,8 +95,6 @@ def _is_ours(path: Path) -> bool:
 
 #: Old logs are pruned after this many worker exits, because the whole folder is read.
 _PRUNE_EVERY = 20
-#: A requested worker waits this long for the end of a killed one in its slot.
-_RELEASED_WITHIN_MS = 10_000
 #: Limit of remembered heartbeats that are not acknowledged.
 _MAX_OPEN_HEARTBEATS = 100
 #: Minimum silence before a stream is closed, even for a short worker lease.
@@ -133,6 +131,8 @@ class SupervisorConfig:
     log_format: LogFormat = "text"
     #: CPU cores of this TaskManager's part of the host; 0: unknown.
     cpu_cores: float = 0.0
+    #: How long a requested worker waits for the end of a killed one in its slot.
+    released_within_ms: int = 10_000
 
 
 class Supervisor:
@@ -353,7 +353,7 @@ class Supervisor:
         if self._registered is None or self._memory is None:
             return  # a command of a closed stream
         if self._slots.is_releasing(command.slot) and command.slot not in self._waiting:
-            self._waiting[command.slot] = command, self._clock.monotonic_ms() + _RELEASED_WITHIN_MS
+            self._waiting[command.slot] = command, self._clock.monotonic_ms() + self._config.released_within_ms
             return
         refusal = self._memory.refusal(command.managed_memory_bytes)
         if not refusal and command.beside:

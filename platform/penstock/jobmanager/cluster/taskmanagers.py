@@ -487,7 +487,7 @@ class TaskManagers:
     def _lost(self, name: str, reason: str) -> None:
         for worker_id in self._managers.pop(name).workers:
             self.queries.lost(worker_id)
-        self.pool.remove(name)  # tells jobs of the free slots before they decide on how to go on
+        self.pool.remove(name)  # tells jobs of the free slots before they decide how to continue
         for post in list(self._jobs.values()):
             post(TaskManagerLost(name, reason))
 
