@@ -22,7 +22,7 @@ _FRAMEWORK_PART, _LEAST_FRAMEWORK, _MOST_FRAMEWORK = 10, 128 * _MB, 1024 * _MB
 LEAST_TASK_BYTES = 128 * _MB
 #: A worker is expected to take at most this much memory in a millisecond (4 GB/s): clearing pages takes that long.
 _GROWTH_BYTES_PER_MS = 4 * _MB
-#: The least time between two looks at a worker's memory, whose cost is about 0.05 ms.
+#: The least time between two checks of a worker; a check costs about 0.025 ms.
 _LEAST_CHECK_MS = 10.0
 #: The least managed memory of a slot when its size is not set.
 _LEAST_MANAGED_BYTES = 8 * _MB
