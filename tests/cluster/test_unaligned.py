@@ -21,9 +21,27 @@ from penstock_connectors.datagen.source import OrderPattern, orders
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
-SPLITS = 2
+#: What each source reads, by uid.
+ONE = {"orders": OrderPattern(splits=2, event_rate=1000, users=50)}
+#: A row of `ahead` is a second later than the one before, one of `last` a millisecond.
+TWO = {
+    "ahead": OrderPattern(splits=2, event_rate=1, users=50),
+    "last": OrderPattern(splits=2, event_rate=1000, users=50, seed=1),
+}
+ONE_STREAM = """
+source = DatagenSource(splits=2, rows_per_second=50_000, event_rate=1000, users=50)
+stream = env.from_source(source, watermarks=in_order, uid="orders")
+"""
+TWO_STREAMS = """
+group = in_order.with_watermark_alignment("orders", "5s")
+ahead = DatagenSource(splits=2, rows_per_second=1_000, event_rate=1, users=50)
+last = DatagenSource(splits=2, rows_per_second=5_000, event_rate=1000, users=50, seed=1)
+stream = env.from_source(ahead, watermarks=group, uid="ahead").union(
+    env.from_source(last, watermarks=group, uid="last")
+)
+"""
 #: A row takes over 0.5 ms, 50,000 a second would come.
-JOB = f"""
+JOB = """
 import collections.abc, datetime, time
 import penstock as ps
 from penstock_connectors.datagen import DatagenSource
@@ -50,10 +68,10 @@ class Slow(ps.KeyedProcessFunction):
 
 env = ps.Environment(
     parallelism=2, checkpoint_interval="300ms", checkpoint_root="checkpoints", checkpoint_tolerated_failures=100,
-    {{settings}}
+    {settings}
 )
-source = DatagenSource(splits={SPLITS}, rows_per_second=50_000, event_rate=1000, users=50)
-stream = env.from_source(source, watermarks=ps.WatermarkStrategy.monotonic(timestamp="ts"), uid="orders")
+in_order = ps.WatermarkStrategy.monotonic(timestamp="ts")
+{stream}
 stream.key_by("user_id").process(Slow()).uid("slow").sink_to(FileSink("out", format="jsonl"), uid="out")
 env.submit("slow")
 """
@@ -79,9 +97,9 @@ def rest(cluster):
         end_jobs(client)
 
 
-def submit(rest, folder, settings):
+def submit(rest, folder, settings, stream=ONE_STREAM):
     """Run the job file as a user does; return the job."""
-    run_job_file(folder, JOB.replace("{settings}", settings), rest.url)
+    run_job_file(folder, JOB.replace("{settings}", settings).replace("{stream}", stream), rest.url)
     (job,) = [job for job in rest.jobs() if job["state"] not in TERMINAL]
     return JobHandle(rest, job["jid"], "slow")
 
@@ -95,11 +113,13 @@ def kill_worker(rest, job):
     wait_until(lambda: completed() >= before + 2, completed, step=0.1)
 
 
-def expected(savepoint):
+def expected(savepoint, sources=ONE):
     """The rows that the sources had read at the savepoint, of each split."""
-    items = ps.snapshots.read(str(savepoint), uid="orders", name="splits").collect()["item"]
-    pattern = OrderPattern(splits=SPLITS, event_rate=1000, users=50)
-    read = [orders(pattern, split["state"]["index"], 0, split["state"]["position"]) for split in map(json.loads, items)]
+    read = []
+    for uid, pattern in sources.items():
+        items = ps.snapshots.read(str(savepoint), uid=uid, name="splits").collect()["item"]
+        splits = [json.loads(item)["state"] for item in items]
+        read += [orders(pattern, split["index"], 0, split["position"]) for split in splits]
     return Counter((row["user_id"], row["amount"]) for rows in read for row in rows.to_pylist())
 
 
@@ -127,6 +147,34 @@ def test_overtaken_rows_are_restored_after_a_kill_and_at_other_parallelisms(rest
     stop = rest.checkpoints(job.job_id)["history"][0]
     print("aligned:", stop["end_to_end_duration"], "ms")
     assert_exact(tmp_path / "out", savepoint)
+
+
+def test_checkpoints_overtake_rows_while_a_source_waits_for_its_alignment_group(rest, tmp_path):
+    job = submit(rest, tmp_path, UNALIGNED, TWO_STREAMS)
+    completed = lambda: rest.checkpoints(job.job_id)["counts"]["completed"]
+
+    def wait_paused():
+        """Wait for checkpoints with rows in flight while `last` has rows processed, and `ahead` reads none."""
+        progress = lambda: (rest.summary(job.job_id)["rows-read"], completed())
+        (read, done), newest = progress(), {}
+
+        def paused():
+            nonlocal read, done, newest
+            now, count = progress()
+            if now["ahead"] != read["ahead"] or not now["ahead"]:
+                read, done = now, count
+            newest = rest.checkpoints(job.job_id)["latest"]["completed"]
+            further = now["last"] >= read["last"] + 2_000 and count >= done + 3
+            return further and newest["persisted_data"] > 0
+
+        wait_until(paused, lambda: f"{read}, {done} checkpoints; then {progress()}, {newest}", step=0.1)
+        print("paused at", read["ahead"], "rows:", newest["persisted_data"], "bytes in flight")
+
+    wait_paused()
+    kill_worker(rest, job)
+    wait_paused()
+    savepoint = job.stop()
+    assert_exact(tmp_path / "out", savepoint, TWO)
 
 
 def test_rows_in_flight_are_bounded_by_time_also_after_a_kill(rest, tmp_path):
@@ -157,10 +205,10 @@ def rows_in(out):
     return [json.loads(line) for path in out.rglob("*.jsonl") for line in path.read_text().splitlines()]
 
 
-def assert_exact(out, savepoint):
+def assert_exact(out, savepoint, sources=ONE):
     """Each row that the sources had read at the savepoint is there once, with its number."""
     rows = rows_in(out)
-    assert Counter((row["user_id"], row["amount"]) for row in rows) == expected(savepoint)
+    assert Counter((row["user_id"], row["amount"]) for row in rows) == expected(savepoint, sources)
     numbers = Counter((row["user_id"], row["number"]) for row in rows)
     users = Counter(row["user_id"] for row in rows)
     assert numbers == Counter((user, n) for user, count in users.items() for n in range(1, count + 1))
