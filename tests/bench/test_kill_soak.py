@@ -6,7 +6,7 @@ from tests.bench.kill_soak import expected, others
 
 KEYS = 7
 KILL = "worker 3f-g1-r0-1 failed: it was killed by SIGKILL"
-EXPIRY = "checkpoint 4 was aborted: not complete after 30000 ms: 1 subtask missing (profile 1) (1 in a row)"
+EXPIRY = "checkpoint 1 failed: not complete after 3000 ms: 1 subtask missing (process(Profile) (2/2)) (1 in a row)"
 
 
 def test_each_key_has_one_order_and_those_of_the_numbers_that_were_sent():
