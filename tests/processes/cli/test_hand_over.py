@@ -74,6 +74,15 @@ def test_the_leader_gets_the_token_of_the_security_folder(leader, root, tmp_path
     assert [token for _, token in leader.seen] == ["Bearer environment", "Bearer given"]
 
 
+@pytest.mark.parametrize(("option", "folder"), [("~/state/ha", "state/ha"), ("%61", "%61")])
+def test_the_folder_is_that_of_the_leader(leader, root, tmp_path, monkeypatch, option, folder):
+    """`~` is the home folder, and a percent sign stands for itself."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / root).rename(tmp_path / folder)
+    assert run(monkeypatch, "--ha-root", option) == 0
+    assert len(leader.seen) == 1
+
+
 def test_without_a_leader_the_folder_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, "--ha-root", "state/ha") != 0

@@ -69,7 +69,7 @@ def jobmanager(
     if hand_over:
         root = serve.ha_root_of(_given({"ha-root": ha_root}))
         # a folder without a leader would be taken for a URL
-        url = root if "://" in root else f"file://{Path(root).absolute()}"
+        url = root if "://" in root else Path(root).expanduser().absolute().as_uri()
         RestClient(url, access_of(folder=security)).hand_over()
         say("the leader hands over to a standby")
         return
