@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.core.counts import counted
 from penstock.core.elements import BarrierKind
@@ -132,6 +133,15 @@ class FailJob:
     reason: str
 
 
+class _Request(NamedTuple):
+    """A requested checkpoint that is not triggered yet."""
+
+    kind: BarrierKind
+    request_id: str
+    #: As in `PendingCheckpoint`.
+    unaligned: bool | None = None
+
+
 CoordinatorCommand = TriggerBarrier | LetOvertake | AppendCheckpoint | AbortCheckpoint | RefuseRequest | FailJob
 
 
@@ -163,9 +173,7 @@ class CheckpointCoordinator:
         #: Checkpoints under way, by id, oldest first.
         self._pending: dict[int, PendingCheckpoint] = {}
         self.consecutive_failures = 0
-        self._requests: list[tuple[BarrierKind, str]] = []
-        #: `PendingCheckpoint.unaligned` of requests in the queue.
-        self._unaligned: dict[str, bool] = {}
+        self._requests: list[_Request] = []
         self._ended: set[ExecutionId] = set(ended) & self._executions
         self._running = False
         #: The last checkpoint of the job is in the log.
@@ -183,7 +191,7 @@ class CheckpointCoordinator:
     def requested(self) -> tuple[tuple[BarrierKind, str], ...]:
         """Return kind and id of requests that wait for an answer: of checkpoints under way first, then the queue."""
         under_way = [(pending.kind, pending.request_id) for pending in self._pending.values() if pending.request_id]
-        return (*under_way, *self._requests)
+        return (*under_way, *((asked.kind, asked.request_id) for asked in self._requests))
 
     def under_way(self, checkpoint_id: int | None) -> PendingCheckpoint | None:
         """Return the checkpoint with this id if it is under way."""
@@ -225,7 +233,7 @@ class CheckpointCoordinator:
         """
         self._running = False
         commands: list[CoordinatorCommand] = [AbortCheckpoint(pending, reason) for pending in self._pending.values()]
-        commands += [RefuseRequest(request, reason) for _, request in self._requests]
+        commands += [RefuseRequest(asked.request_id, reason) for asked in self._requests]
         self._requests.clear()
         self._pending.clear()
         return commands
@@ -253,9 +261,7 @@ class CheckpointCoordinator:
         """
         if self._closed:
             return [RefuseRequest(request_id, "the job is about to end")]
-        if unaligned is not None:
-            self._unaligned[request_id] = unaligned
-        self._requests.append((kind, request_id))
+        self._requests.append(_Request(kind, request_id, unaligned))
         return self._next(now_ms)
 
     def withdraw(self) -> tuple[tuple[BarrierKind, str], ...]:
@@ -263,13 +269,12 @@ class CheckpointCoordinator:
 
         A checkpoint whose manifest is being appended keeps its request: it may exist already.
         """
-        taken, self._requests = self._requests, []
-        self._unaligned.clear()
+        queued, self._requests = self._requests, []
         asked = [pending for pending in self._pending.values() if pending.request_id and not pending.appending]
-        found = [(pending.kind, pending.request_id) for pending in asked]
+        under_way = [(pending.kind, pending.request_id) for pending in asked]
         for pending in asked:
             pending.request_id = ""
-        return (*found, *taken)
+        return (*under_way, *((one.kind, one.request_id) for one in queued))
 
     def join(self, request_id: str, now_ms: int) -> list[CoordinatorCommand]:
         """Request the next checkpoint: the newest under way without a requester if no request waits, else a new one.
@@ -357,8 +362,8 @@ class CheckpointCoordinator:
         A savepoint or stop never does. Before a final checkpoint all rows were processed.
         """
         after_ms = self._settings.overtake_after_ms
-        stays = pending.unaligned is False or pending.alone
-        if after_ms is None or stays or pending.complete or pending.overtakes:
+        aligned = pending.unaligned is False or pending.alone
+        if after_ms is None or aligned or pending.complete or pending.overtakes:
             return default
         return pending.triggered_ms + (0 if pending.unaligned else after_ms)
 
@@ -382,9 +387,7 @@ class CheckpointCoordinator:
         for older in [p for p in self._pending.values() if p.checkpoint_id < complete.checkpoint_id]:
             del self._pending[older.checkpoint_id]
             if older.request_id:  # a later checkpoint answers it
-                self._requests.insert(0, (older.kind, older.request_id))
-                if older.unaligned is not None:
-                    self._unaligned[older.request_id] = older.unaligned
+                self._requests.insert(0, _Request(older.kind, older.request_id, older.unaligned))
                 older.request_id = ""
             commands.append(AbortCheckpoint(older, f"subsumed by checkpoint {complete.checkpoint_id}"))
         complete.appending = True
@@ -401,34 +404,32 @@ class CheckpointCoordinator:
         """Trigger what is due while there is room: requests first, then a final checkpoint, then periodic ones."""
         commands: list[CoordinatorCommand] = []
         while self._running and (due := self._due(now_ms)) is not None:
-            kind, request_id = due
-            final = self.all_inputs_ended and kind is not BarrierKind.SAVEPOINT
-            pending = PendingCheckpoint(self.next_id, kind, final, request_id, now_ms, self._executions)
+            final = self.all_inputs_ended and due.kind is not BarrierKind.SAVEPOINT
+            pending = PendingCheckpoint(self.next_id, due.kind, final, due.request_id, now_ms, self._executions)
+            pending.unaligned = due.unaligned
             self._pending[self.next_id] = pending
             self.next_id += 1
-            pending.unaligned = self._unaligned.pop(request_id, None)
             pending.overtakes = self._overtake_at(pending, default=now_ms + 1) == now_ms
             pending.processed = {execution: self._processed(execution) for execution in self._executions}
             if self._settings.interval_ms is not None:
                 self._next_periodic_ms = now_ms + self._settings.interval_ms
             commands.append(TriggerBarrier(pending))
         if self._running and self._closed:
-            commands += [RefuseRequest(request, "the job is about to end") for _, request in self._requests]
+            commands += [RefuseRequest(asked.request_id, "the job is about to end") for asked in self._requests]
             self._requests.clear()
         return commands
 
-    def _due(self, now_ms: int) -> tuple[BarrierKind, str] | None:
-        """Take and return kind and request of the checkpoint to trigger now; None: none."""
+    def _due(self, now_ms: int) -> _Request | None:
+        """Take and return the request of the checkpoint to trigger now, whose id is empty if it is due; None: none."""
         if self._closed:
             return None
         if self._requests:
-            kind = self._requests[0][0]
-            alone = self.all_inputs_ended or kind is not BarrierKind.CHECKPOINT
+            alone = self.all_inputs_ended or self._requests[0].kind is not BarrierKind.CHECKPOINT
             return self._requests.pop(0) if self._has_room(alone=alone) else None
         due_ms = self._next_final_ms if self.all_inputs_ended else self._next_periodic_ms
         if due_ms is None or now_ms < due_ms or not self._has_room(alone=self.all_inputs_ended):
             return None
-        return BarrierKind.CHECKPOINT, ""
+        return _Request(BarrierKind.CHECKPOINT, "")
 
     def _time_out(self, pending: PendingCheckpoint, now_ms: int) -> list[CoordinatorCommand]:
         missing = sorted(pending.expected - set(pending.acks))
