@@ -59,9 +59,9 @@ def _log_of_the_first_checkpoint(patch: Patch) -> None:
     """Rows are added, but the log still names the segments of the first checkpoint only."""
     advance = KeyedState.advance
 
-    def forgetful(self: KeyedState, snapshots: Any) -> bool:
+    def forgetful(self: KeyedState, *arguments: Any) -> bool:
         before = {name: list(table.source.log.entries) for name, table in self.tables.items()}
-        taken = advance(self, snapshots)
+        taken = advance(self, *arguments)
         for name, table in self.tables.items() if taken else ():
             table.source.log.entries = before[name]
         return taken

@@ -26,8 +26,8 @@ def added(monkeypatch):
     """Whether a later checkpoint was added, of each state that was loaded before."""
     found, advance = [], KeyedState.advance
 
-    def noted(self, snapshots):
-        found.append(advance(self, snapshots))
+    def noted(self, *arguments):
+        found.append(advance(self, *arguments))
         return found[-1]
 
     monkeypatch.setattr(KeyedState, "advance", noted)

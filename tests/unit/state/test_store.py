@@ -54,6 +54,21 @@ def test_segments_restored_stay_in_the_log(state):
     assert state.rows(state.open([second]).pane_table("panes", state.spec)) == {1: (1, 1), 2: (2, 2)}
 
 
+@pytest.mark.usefixtures("deltas")
+def test_a_pause_follows_each_piece_of_a_later_checkpoint(state):
+    store = state.open()
+    table = store.pane_table("panes", state.spec)
+    snapshots, pauses = [], []
+    for n in range(3):
+        state.update(table, [1, n], [0, 0])
+        snapshots.append(checkpoint(state, store, n + 1))
+    prepared = state.open(snapshots[:1])
+    prepared.pane_table("panes", state.spec)
+    assert prepared.advance((snapshots[-1],), lambda: pauses.append(1))
+    assert len(pauses) == len(snapshots[-1].segments) - len(snapshots[0].segments) == 2
+    assert state.rows(prepared.pane_table("panes", state.spec)) == state.rows(table)
+
+
 def open_files():
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 
