@@ -387,7 +387,7 @@ class Leader:
         """A worker was not started, because another one has its slot."""
         self._killed.pop(worker_id, None)
         if self.sessions.get(session.manager.name) is session and self._where.pop(worker_id, None) is not None:
-            self._pool.refused(slot)
+            self._pool.refused(self.run.job_id, slot)
             self.post(ev.WorkerLost(worker_id, "its slot is held", started=False, refused=slot))
 
     def slots_reported(self, session: Session, taken: frozenset[int]) -> None:

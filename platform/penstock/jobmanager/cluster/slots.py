@@ -237,10 +237,14 @@ class SlotPool:
         self._remove(taskmanager_id)
         self._tell([])
 
-    def refused(self, slot: Slot) -> None:
-        """Give a slot that its TaskManager has refused to no job, until that reports it as free."""
+    def refused(self, job_id: str, slot: Slot) -> None:
+        """Give a slot that its TaskManager has refused a job to no job, until that reports it as free.
+
+        If another job has it by now, nothing changes.
+        """
         offer = self._offers.get(slot.taskmanager_id)
-        if offer is not None and offer.held.pop(slot.index, None) is not None:
+        if offer is not None and offer.held.get(slot.index) == job_id:
+            del offer.held[slot.index]
             offer.refused.add(slot.index)
 
     def reported(self, taskmanager_id: str, taken: Collection[int]) -> None:

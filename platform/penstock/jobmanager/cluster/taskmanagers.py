@@ -312,9 +312,10 @@ class TaskManagers:
                 self._worker_lost(manager, lost)
             case msg.WorkerStartFailed():
                 worker = manager.workers.get(report.worker_id)
-                refused = worker.slot if worker is not None and report.slot_refused else None
-                if refused is not None:  # before the job requests another one
-                    self.pool.refused(refused)
+                refused = None
+                if worker is not None and report.slot_refused:  # before the job requests another one
+                    refused = worker.slot
+                    self.pool.refused(worker.job_id, refused)
                 self._worker_lost(manager, WorkerLost(report.worker_id, report.error, started=False, refused=refused))
             case msg.LogText() | msg.ThreadsText():
                 waiting = self._open_requests.pop(report.request_id, None)

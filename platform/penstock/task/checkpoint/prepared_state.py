@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from penstock.task.chain.environment import JobServices, TaskEnvironment
 
 
-#: A pause is this many times as long as the work before it, up to the longest.
+#: A pause is this many times as long as the work before it, up to the longest; all together take at most this long.
 _PAUSE_PART = 3
 _LONGEST_PAUSE_MS = 5_000.0
+_MOST_PAUSES_MS = 60_000.0
 
 
 class Pauses:
@@ -41,11 +42,14 @@ class Pauses:
         """Begin the first piece of work."""
         self._clock = clock
         self._begun_ms = clock.monotonic_ms()
+        self._left_ms = _MOST_PAUSES_MS
 
     def __call__(self) -> None:
         """Pause after a piece of work."""
         work_ms = self._clock.monotonic_ms() - self._begun_ms
-        self._clock.sleep_ms(min(_PAUSE_PART * work_ms, _LONGEST_PAUSE_MS))
+        pause_ms = min(_PAUSE_PART * work_ms, _LONGEST_PAUSE_MS, self._left_ms)
+        self._left_ms -= pause_ms
+        self._clock.sleep_ms(pause_ms)
         self._begun_ms = self._clock.monotonic_ms()
 
 

@@ -94,8 +94,10 @@ def test_a_refused_slot_is_given_to_no_job_until_its_taskmanager_reports_it_as_f
     pool.request("a", 1, 0)
     ((_, granted),) = heard()
     (slot,) = granted.slots
-    pool.refused(slot)
-    pool.refused(Slot("gone", 0, "h"))
+    pool.refused("b", slot)  # has no effect: it is of another job
+    assert pool.held_of("tm") == 1
+    pool.refused("a", slot)
+    pool.refused("a", Slot("gone", 0, "h"))
     assert (pool.free, pool.held_of("tm")) == (1, 0)
     pool.release("a", (slot,))
     pool.request("b", 2, 0)
@@ -104,7 +106,7 @@ def test_a_refused_slot_is_given_to_no_job_until_its_taskmanager_reports_it_as_f
     pool.reported("tm", ())
     ((job, granted),) = heard()
     assert (job, {slot.index for slot in granted.slots}, pool.free) == ("b", {0, 1}, 0)
-    pool.refused(slot)
+    pool.refused("b", slot)
     pool.drain("tm")
     pool.reported("tm", ())
     assert (pool.free, pool.held_of("tm")) == (0, 1)

@@ -47,6 +47,16 @@ def test_a_pause_is_three_times_as_long_as_the_work_before_it():
         assert clock.monotonic_ms() - before == expected
 
 
+def test_the_pauses_of_a_round_come_to_an_end():
+    """Else a round could take longer than the job needs to write what it loads."""
+    clock = ManualClock()
+    pause, begun = Pauses(clock), clock.monotonic_ms()
+    for _ in range(100):
+        clock.advance(1_000)
+        pause()
+    assert clock.monotonic_ms() - begun == 100_000 + 60_000
+
+
 def test_pauses_are_made_while_the_job_runs_but_not_after_its_stop(monkeypatch):
     pauses = []
 
