@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from penstock.operators.operator import Collector, OperatorContext, OperatorMetrics
+    from penstock.operators.operator import Collector, OperatorMetrics
 
 
 class RangeWatermarks:
@@ -41,16 +41,6 @@ class RangeWatermarks:
         covered = sum(r.high - r.low + 1 for r, _ in pieces) == owned.high - owned.low + 1
         low = min((w for _, w in pieces), default=MIN_TIMESTAMP) if covered else MIN_TIMESTAMP
         return cls(owned, low, [(r, w) for r, w in pieces if w > low])
-
-    @classmethod
-    def of_window(cls, context: OperatorContext, items: Iterable[Any], *, partial: bool) -> RangeWatermarks:
-        """Restore those of a window; `partial`: its keys are parts of a spread key.
-
-        With at-least-once checkpoints, a row that is read again may come to another part of its key, whose watermark
-        had passed it already. Such windows then begin without a watermark, so that it is not late.
-        """
-        forgets = partial and context.settings.checkpoint_mode == "at-least-once"
-        return cls.restored(context.hash_range, () if forgets else items)
 
     @property
     def low(self) -> int:

@@ -22,7 +22,6 @@ from penstock.kernels.keys.key_columns import key_columns
 from penstock.operators.aggregates.combine import combined_schema, read_cells
 from penstock.operators.lateness import LateRows, RangeWatermarks, saturating_minus
 from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
-from penstock.operators.windows.window_schemas import PARTIAL
 from penstock.operators.windows.window_stages import WindowStage, stage_of
 
 if TYPE_CHECKING:
@@ -112,8 +111,7 @@ class WindowAggregateOperator(Operator):
         self._table = self._store.pane_table(_STATE, self._plan.spec)
         self._plan.heap = self._table.heap
         saved = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
-        partial = context.spec.config.get("stage") == PARTIAL
-        self._watermarks = RangeWatermarks.of_window(context, saved, partial=partial)
+        self._watermarks = RangeWatermarks.restored(context.hash_range, saved)
         config = self._config
         self._window = np.array([config.pane, config.size, config.slide, config.offset], np.int64)
         self._counts = np.zeros(3, np.int64)

@@ -121,7 +121,7 @@ class WindowRowsOperator(Operator):
         if assigner.is_global:
             self._sink.time_of = lambda _: self._engine.time
         saved = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
-        self._watermarks = RangeWatermarks.of_window(context, saved, partial=config.mode == PARTIAL)
+        self._watermarks = RangeWatermarks.restored(context.hash_range, saved)
         # fired windows of processing time must not be entered again after the clock was set back
         self._clock = TtlClock(context.clock)
         self._clock.restored(np.array([item[_CLOCK] for item in saved if _CLOCK in item], np.int64))

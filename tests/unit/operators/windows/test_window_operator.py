@@ -47,9 +47,9 @@ class Out:
 def make(tmp_path):
     stores = []
 
-    def opened(window, *aggregates, restored=(), schema=SCHEMA, key=("k",), lateness=0, mode="exactly-once", **more):
+    def opened(window, *aggregates, restored=(), schema=SCHEMA, key=("k",), lateness=0):
         named = [{"fn": f, "column": c, "alias": f"{f}_{c}" if c else f} for f, c in aggregates or [("count", None)]]
-        config = {"key": list(key), "window": window, "aggregates": named, "allowed_lateness_us": lateness, **more}
+        config = {"key": list(key), "window": window, "aggregates": named, "allowed_lateness_us": lateness}
         store = open_keyed_state(
             KeyedStateRequest(
                 uid="w",
@@ -73,7 +73,6 @@ def make(tmp_path):
             keyed_state=store,
             limits=sizes(),
             restored=restored,
-            settings=JobSettings(checkpoint_mode=mode),
         )
         operator.open(context)
         operator.context = context
@@ -248,19 +247,6 @@ def test_the_watermark_is_saved_with_its_range(make):
     again = make(tumbling(10), restored=(saved,))
     feed(again, [(1, 0, 19), (1, 0, 20)])
     assert again.context.metrics.late_records_dropped == 1
-
-
-@pytest.mark.parametrize(("mode", "late"), [("exactly-once", 1), ("at-least-once", 0)])
-def test_a_row_of_a_spread_key_that_is_read_again_may_come_to_another_part(make, mode, late):
-    """With at-least-once checkpoints the watermark may be that of rows after the barrier, of which it was one."""
-    schema = SCHEMA.insert(1, pa.field("__salt", pa.int64(), nullable=False))
-    options = {"schema": schema, "key": ("k", "__salt"), "stage": "partial", "mode": mode}
-    operator = make(tumbling(10), **options)
-    fire(operator, 25)
-    restored = operator.snapshot(Barrier(1), Out()).operator
-    again = make(tumbling(10), restored=restored, **options)
-    feed(again, [(1, 0, 0, 19), (1, 0, 0, 20)], schema=schema)
-    assert again.context.metrics.late_records_dropped == late
 
 
 def test_after_scaling_in_each_range_keeps_its_own_lateness(make):
