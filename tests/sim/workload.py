@@ -165,7 +165,8 @@ class Plan:
 
     def draw_spread(self, chance: random.Random) -> None:
         """Draw whether hot keys are split: then each row comes several times, as the first rows of a key are not."""
-        self.spread = chance.choice([1, 1, 1, 2, 4])
+        if self.settings.get("checkpoint_mode") != "at-least-once":  # such jobs are refused
+            self.spread = chance.choice([1, 1, 1, 2, 4])
         if self.spread > 1:
             self.rows = [[row for row in rows for _ in range(3)] for rows in self.rows]
 

@@ -121,6 +121,7 @@ def validate(graph: StreamGraph, *, complete: bool = True) -> None:
             _check_output_used(graph, node)
             _check_side_outputs(graph, node)
         check_views(graph, node)
+        _check_spread(graph, node)
     _check_delivery(graph)
     _check_folders(graph)
 
@@ -151,6 +152,13 @@ def _check_parallelism(graph: StreamGraph, node: StreamNode) -> None:
     if keyed and parallelism > graph.settings.key_groups:
         msg = f"{node.label}: parallelism {parallelism} is more than the {graph.settings.key_groups} key groups"
         raise GraphError(msg, hint="lower it, or raise ps.Environment(key_groups=...)")
+
+
+def _check_spread(graph: StreamGraph, node: StreamNode) -> None:
+    """Check that no row of a spread key is processed again: its new part may be ahead of it, so that it were late."""
+    if node.operator.kind == "spread_key" and graph.settings.checkpoint_mode == "at-least-once":
+        msg = f"{node.label}: a key with spread= needs exactly-once checkpoints: rows that are read again could be lost"
+        raise GraphError(msg, hint='remove spread=, or set ps.Environment(checkpoint_mode="exactly-once")')
 
 
 def _check_output_used(graph: StreamGraph, node: StreamNode) -> None:

@@ -71,6 +71,13 @@ def test_a_window_of_a_spread_key_has_two_stages(env, orders, sink):
     assert "Window(tumbling 10s, merged) [totals] x3" in shown
 
 
+@pytest.mark.parametrize("env", [ps.Environment(checkpoint_interval="5s", checkpoint_mode="at-least-once")])
+def test_rows_of_a_spread_key_are_never_processed_again(env, orders, sink):
+    spread_window(orders).aggregate(n=ps.count()).uid("totals").sink_to(sink(), uid="out")
+    with pytest.raises(ps.GraphError, match="needs exactly-once checkpoints: rows that are read again could be lost"):
+        env.job_graph()
+
+
 def test_a_window_that_keeps_rows_has_two_stages(env, orders, sink):
     totals = spread_window(orders, ps.Sliding("10s", "4s")).aggregate(
         n=ps.count(), median=ps.quantile("amount", 0.5), total=ps.aggregating(Merged(), "amount"), all=Whole()
