@@ -17,6 +17,7 @@ from penstock.api.building.flow import SALT
 from penstock.checkpoint.ha_records import LeaderRecord
 from penstock.checkpoint.leader_lease import LEASE, LeaderLease
 from penstock.checkpoint.manifest_log import Manifest, decode_manifest
+from penstock.checkpoint.recovery import present_manifests
 from penstock.checkpoint.retention import files_of
 from penstock.core.elements import Batch
 from penstock.graph.job_graph import required_slots
@@ -63,7 +64,8 @@ class Checks:
         self._triggered: dict[tuple[str, int], int] = {}
         #: (marker group, checkpoint id) of all output some manifest of a checkpoint names.
         self._named: set[tuple[str, int]] = set()
-        #: Files the newest checkpoint names.
+        #: All entries of the log; the files that the newest checkpoint names which a restart may use.
+        self._log: list[Manifest] = []
         self.newest: set[str] = set()
         #: Kind of barrier of the newest checkpoint; regions that have gone back to one that was not aligned.
         self._barrier = ""
@@ -191,7 +193,10 @@ class Checks:
             self._barrier = manifest.barrier
             swarm.seen("rows-overtaken", sum(len(part.in_flight) for part in manifest.subtasks))
             self._named |= {(c.marker_group, c.checkpoint_id) for c in manifest.pending}
-            self.newest = files_of(manifest)
+        self._log.append(manifest)
+        if manifest.kind in ("checkpoint", "seal"):  # a seal may end the trial of a version, with its checkpoints
+            counting = [m for m in present_manifests(self._log, manifest.run_id) if m.kind == "checkpoint"]
+            self.newest = files_of(counting[-1]) if counting else set()
 
     # --- the adaptive scheduler ---------------------------------------------------------------------------------------
 
