@@ -115,7 +115,6 @@ class KeyedState:
         self.restore: PartialRestore | None = None
         #: Tables that were loaded before their operator was opened, until it declares them.
         self._loaded: dict[str, StateTable] = {}
-        self._pause = no_pause
         self._ttl_clock: TtlClock | None = None
 
     def ttl_clock(self, clock: Clock) -> TtlClock:
@@ -226,7 +225,7 @@ class KeyedState:
         deltas = {name: self._delta(name, table, snapshots) for name, table in self._tables.items()}
         if not self.advances or any(delta is None for delta in deltas.values()):
             return False
-        self._request, self._pause = dataclasses.replace(self._request, snapshots=snapshots), pause
+        self._request = dataclasses.replace(self._request, snapshots=snapshots)
         for name, table in self._tables.items():
             delta, log = deltas[name], table.source.log
             assert delta is not None  # noqa: S101 - looked at above
@@ -237,7 +236,7 @@ class KeyedState:
             segments = [segment for segment in log.durable if segment in added]
             if name == _SESSION_TIMERS:
                 continue
-            self._restore(table, segments, log.tombstones, None)
+            self._restore(table, segments, log.tombstones, None, pause)
         self._loaded = dict(self._tables)
         return True
 
@@ -362,6 +361,7 @@ class KeyedState:
         segments: list[Segment],
         tombstones: tuple[Tombstone, ...],
         migration: tuple[Migration, pa.Schema] | None,
+        pause: Callable[[], None] = no_pause,
     ) -> None:
         """Load segments oldest first, so that newer rows overwrite older ones, a few row groups at a time.
 
@@ -373,13 +373,13 @@ class KeyedState:
         clipped = (segment for segment in segments if clip_of(segment, within) is not None)
         files = (SegmentFile(segment, request.read, limits) for segment in clipped)
         if isinstance(table, PaneTable):
-            self._restore_panes(table, list(files), tombstones)
+            self._restore_panes(table, list(files), tombstones, pause)
             return
         if migration is None and not isinstance(table, CollectionTable):
             for file in files:
                 for rows in read_visible(file, tombstones, within):
                     table.load(conform_table(rows, schema))
-                    self._pause()
+                    pause()
             return
         assert isinstance(table, CollectionTable | ValueTable)  # noqa: S101 - no other state has a migration
         saved = schema if migration is None else migration[1]
@@ -388,12 +388,18 @@ class KeyedState:
             for rows in slices_of_keys(merged, most):
                 if migration is None:
                     table.load(rows)
-                    self._pause()
+                    pause()
                 else:
                     migrated = migration[0].rows(rows, schema)
                     table.load(migrated.filter(pc.invert(migrated[DELETED])), unsaved=True)
 
-    def _restore_panes(self, table: PaneTable, files: list[SegmentFile], tombstones: tuple[Tombstone, ...]) -> None:
+    def _restore_panes(
+        self,
+        table: PaneTable,
+        files: list[SegmentFile],
+        tombstones: tuple[Tombstone, ...],
+        pause: Callable[[], None],
+    ) -> None:
         """Load the segments of a table of panes, or begin to load them in parts."""
         table.expect(table.source.log.keys)
         loads = list(_pane_loads(table, files))
@@ -403,7 +409,7 @@ class KeyedState:
             for file, load in zip(files, loads, strict=True):
                 for rows in read_visible(file, tombstones, part):
                     load(conform_table(rows, schema))
-                    self._pause()
+                    pause()
 
         request, rows = self._request, sum(rows_in_clip(file.segment) for file in files)
         large = rows > request.limits.restored_at_once_rows
