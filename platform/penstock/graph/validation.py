@@ -155,7 +155,7 @@ def _check_parallelism(graph: StreamGraph, node: StreamNode) -> None:
 
 
 def _check_spread(graph: StreamGraph, node: StreamNode) -> None:
-    """Check that no row of a spread key is processed again: its new part may be ahead of it, so that it were late."""
+    """Check that no row of a spread key is processed again: the watermark of its new part may have passed it."""
     if node.operator.kind == "spread_key" and graph.settings.checkpoint_mode == "at-least-once":
         msg = f"{node.label}: a key with spread= needs exactly-once checkpoints: rows that are read again could be lost"
         raise GraphError(msg, hint='remove spread=, or set ps.Environment(checkpoint_mode="exactly-once")')

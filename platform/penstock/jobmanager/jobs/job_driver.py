@@ -42,6 +42,8 @@ from penstock.jobmanager.messages import events as ev
 from penstock.jobmanager.observe.spans import SpanBuilder, SpanSink, parse_traceparent
 
 _MIN_WAIT_MS = 5
+#: Errors after which the driver can do nothing more with the job's lease and log.
+_BREAKING = (LeadershipLostError, MetadataDamagedError)
 T = TypeVar("T")
 
 
@@ -273,7 +275,7 @@ class JobDriver:
     async def _read_log(self, *, list_files: bool) -> None:
         try:
             entries, files, source = await self._in_thread(lambda: self._read(list_files=list_files))
-        except (LeadershipLostError, MetadataDamagedError) as error:
+        except _BREAKING as error:
             self._break(error)
         except PenstockError as error:
             self.post(_log_failed(error))
@@ -293,7 +295,7 @@ class JobDriver:
     async def _record_attempt(self, attempts: Attempts) -> None:
         try:
             await self._in_thread(self._parts.store.record_attempt, attempts)
-        except (LeadershipLostError, MetadataDamagedError) as error:
+        except _BREAKING as error:
             self._break(error)
         except PenstockError as error:
             self.post(_log_failed(error))
@@ -386,7 +388,7 @@ class JobDriver:
                 return
             try:
                 await asyncio.to_thread(self._parts.store.renew)
-            except (LeadershipLostError, MetadataDamagedError) as error:
+            except _BREAKING as error:
                 self._break(error)
                 return
             except SnapshotDamagedError as error:

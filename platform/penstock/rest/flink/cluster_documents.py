@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from penstock.config.settings import ClusterSettings, JobSettings
     from penstock.jobmanager.messages.views import ClusterView, ExceptionView, JobDetail, JobSummary, TaskManagerView
+    from penstock.rpc.messages import SlotStatus
 
 Json = dict[str, Any]
 #: Application states that differ from the job's state.
@@ -110,7 +111,9 @@ def taskmanager_detail(view: TaskManagerView) -> Json:
     """Return the body of `/taskmanagers/:id`, with its taken slots and the process's resource usage."""
     process = view.process
     heap, other = "Status.JVM.Memory.Heap.", "Status.JVM.Memory.NonHeap."
-    taken = {held.slot: held for held in reversed(view.taken_slots)}  # the first worker of a slot has it
+    taken: dict[int, SlotStatus] = {}
+    for held in view.taken_slots:
+        taken.setdefault(held.slot, held)  # its successor has the slot too
     return {
         **taskmanager(view),
         "allocatedSlots": [
@@ -121,7 +124,7 @@ def taskmanager_detail(view: TaskManagerView) -> Json:
                 "index": held.slot,
                 "state": held.state,
             }
-            for held in reversed(taken.values())
+            for held in taken.values()
         ],
         "metrics": {
             "heapUsed": int(process.get(f"{heap}Used", 0)),

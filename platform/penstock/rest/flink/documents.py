@@ -13,7 +13,7 @@ from penstock.jobmanager.messages.views import UNREACHABLE_MS
 from penstock.rest.flink.java_throwable import serialized_throwable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from penstock.jobmanager.messages.views import (
         AdaptiveView,
@@ -65,6 +65,16 @@ def overview(cluster: ClusterView, version: str) -> Json:
         "flink-commit": "",
         "jobmanager-pid": cluster.pid,
     }
+
+
+def job_ids(jobs: Iterable[JobSummary]) -> Json:
+    """Return the body of `/jobs`."""
+    return {"jobs": [{"id": job.job_id, "status": job.state} for job in jobs]}
+
+
+def jobs_overview(jobs: Iterable[JobSummary], now_ms: int) -> Json:
+    """Return the body of `/jobs/overview`."""
+    return {"jobs": [job_overview(job, now_ms) for job in jobs]}
 
 
 def job_overview(job: JobSummary, now_ms: int) -> Json:

@@ -140,11 +140,11 @@ def _add_cluster_routes(router: APIRouter, dispatcher: Dispatcher, shutdown: Cal
 def _add_job_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> None:
     @router.get("/jobs")
     async def jobs() -> dict[str, Any]:
-        return {"jobs": [{"id": job.job_id, "status": job.state} for job in dispatcher.jobs()]}
+        return flink_json.job_ids(dispatcher.jobs())
 
     @router.get("/jobs/overview")
     async def jobs_overview() -> dict[str, Any]:
-        return {"jobs": [flink_json.job_overview(job, clock.now_ms()) for job in dispatcher.jobs()]}
+        return flink_json.jobs_overview(dispatcher.jobs(), clock.now_ms())
 
     @router.get("/jobs/{job_id}")
     async def job(job_id: str) -> dict[str, Any]:

@@ -63,7 +63,8 @@ def summary(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
 
 def workers(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
     """Return the job's workers, and the last ones that have exited (`GET /penstock/jobs/ID/workers`)."""
-    found = dispatcher.resolve(job_id)
+    found, managers = dispatcher.resolve(job_id), dispatcher.taskmanagers()
+    states = {taken.worker_id: taken.state for manager in managers for taken in manager.taken_slots}
     held = [
         {
             "id": w.worker_id,
@@ -71,9 +72,9 @@ def workers(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
             "taskmanager": t.taskmanager_id,
             "memory": w.memory_bytes,
             "slot": w.slot,
-            "state": next((taken.state for taken in t.taken_slots if taken.worker_id == w.worker_id), ""),
+            "state": states.get(w.worker_id, ""),
         }
-        for t in dispatcher.taskmanagers()
+        for t in managers
         for w in t.workers
         if w.job_id == found
     ]

@@ -235,9 +235,9 @@ async def _suspended(jobs: SuspendedJobs | None, path: str, now_ms: int) -> dict
         return None
     match path.removeprefix("/v1").split("/"):
         case ["", "jobs"]:
-            return {"jobs": [{"id": job.job_id, "status": job.state} for job in await jobs.jobs()]}
+            return flink_json.job_ids(await jobs.jobs())
         case ["", "jobs", "overview"]:
-            return {"jobs": [flink_json.job_overview(job, now_ms) for job in await jobs.jobs()]}
+            return flink_json.jobs_overview(await jobs.jobs(), now_ms)
         case ["", "jobs", name] if name != "metrics":
             return flink_json.job_detail(await jobs.detail(name), now_ms)
     return None
