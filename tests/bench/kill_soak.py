@@ -15,7 +15,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -23,13 +22,13 @@ import numpy as np
 from confluent_kafka import Consumer, TopicPartition
 from tests.bench.recovery_time import AMOUNTS, PARTITIONS, STRIDE, Live
 from tests.bench.row_state_job import COUNTED, GROUP, ORDERS
+from tests.bench.servers import kafka_and_minio
 from tests.cluster.orders import create_topics, read_messages
 from tests.cluster.stage import cli, s3_environment
 from tests.support.waiting import wait_until
 
 from penstock.client.handle import JobHandle
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
-from penstock_lab.servers import start_kafka, start_minio
 
 JOB, NAME = Path(__file__).with_name("row_state_job.py"), "row-state-bench"
 SAMPLE_S, LIMIT_S = 2.0, 300.0
@@ -141,12 +140,8 @@ def others(failures):
 @contextlib.contextmanager
 def servers(options):
     """Kafka, MinIO, the input and a cluster beside busy processes; yields (cluster, its environment, Kafka, input)."""
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, contextlib.ExitStack() as stack:
-        folder = Path(name)
-        kafka, minio = start_kafka(folder / "kafka"), start_minio(folder / "minio")
-        stack.callback(kafka.remove)
-        stack.callback(minio.remove)
-        minio.make_bucket("bench")
+    with contextlib.ExitStack() as stack:
+        folder, kafka, minio = stack.enter_context(kafka_and_minio())
         create_topics(kafka.bootstrap, **{ORDERS: PARTITIONS, COUNTED: 2})
         environment = s3_environment(minio)
         config = LocalClusterConfig(directory=folder / "cluster", environment=environment)

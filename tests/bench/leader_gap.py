@@ -5,16 +5,12 @@ MinIO, HA root in a folder or, with `--ha s3`, on MinIO. The output is checked a
 """
 
 import argparse
-import contextlib
 import json
 import os
-import tempfile
-from pathlib import Path
 
+from tests.bench.servers import kafka_and_minio
 from tests.cluster.leader_faults import FAULTS, figures, leaders_fail
 from tests.cluster.stage import Stage
-
-from penstock_lab.servers import start_kafka, start_minio
 
 
 def main():
@@ -24,12 +20,7 @@ def main():
     parser.add_argument("--pause", type=float, nargs=2, default=(10.0, 60.0), help="least and most seconds of a pause")
     parser.add_argument("--ha", choices=("folder", "s3"), default="folder", help="where the HA root is")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, contextlib.ExitStack() as stack:
-        folder = Path(name)
-        kafka, minio = start_kafka(folder / "kafka"), start_minio(folder / "minio")
-        stack.callback(kafka.remove)
-        stack.callback(minio.remove)
-        minio.make_bucket("bench")
+    with kafka_and_minio() as (folder, kafka, minio):
         (folder / "stage").mkdir()
         stage = Stage(kafka, minio, "bench", "gap-", folder / "stage")
         tell = lambda change: print(change, flush=True)

@@ -12,12 +12,11 @@ import runpy
 import signal
 import statistics
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
 
 from confluent_kafka import OFFSET_END, Consumer, Producer, TopicPartition
+from tests.bench.servers import kafka_and_minio
 from tests.cluster.orders import create_topics, micros
 from tests.cluster.stage import s3_environment
 from tests.support.waiting import wait_until
@@ -26,7 +25,6 @@ from penstock.api.environment import use_executor
 from penstock.client.executors import ClusterExecutor
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.core.errors import PenstockError
-from penstock_lab.servers import start_kafka, start_minio
 
 RATE, KEYS, PARTITIONS, TICK_S = 50_000, 1_000_000, 4, 0.02
 WINDOW_MS, DISORDER_MS = 200, 50
@@ -237,12 +235,8 @@ def delays(reader):
 @contextlib.contextmanager
 def live_job(options, *, slow=False, interval="1s", more="", **cluster_options):
     """The job on a cluster of its own, once its output keeps up with input at `options.rate` over `options.keys`."""
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, contextlib.ExitStack() as stack:
-        folder = Path(name)
-        kafka, minio = start_kafka(folder / "kafka"), start_minio(folder / "minio")
-        stack.callback(kafka.remove)
-        stack.callback(minio.remove)
-        minio.make_bucket("bench")
+    with contextlib.ExitStack() as stack:
+        folder, kafka, minio = stack.enter_context(kafka_and_minio())
         create_topics(kafka.bootstrap, orders=PARTITIONS, totals=2)
         environment = s3_environment(minio)
         path = write_job(folder, kafka, slow=slow, interval=interval, more=more)

@@ -15,12 +15,12 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from tests.bench.servers import kafka_and_minio
 from tests.cluster import proc_tree
 from tests.cluster.job_file import Job
 from tests.cluster.orders import PARTITIONS, Feed, Orders, create_topics, read_windows, verdict
@@ -30,7 +30,6 @@ from tests.support.waiting import wait_until
 
 from penstock.client.rest_client import RestClient
 from penstock.core.errors import PenstockError
-from penstock_lab.servers import start_kafka, start_minio
 
 NAME, LIMIT_S = "endless", 300.0
 #: Event time passes five times as fast as at one order a millisecond, so that windows come out several times a second.
@@ -269,12 +268,8 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     orders = Orders(options.seed, 2 * options.rate * options.seconds, step_ms=STEP_MS)
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, contextlib.ExitStack() as stack:
-        folder = Path(name)
-        kafka, minio = start_kafka(folder / "kafka"), start_minio(folder / "minio")
-        stack.callback(kafka.remove)
-        stack.callback(minio.remove)
-        minio.make_bucket("bench")
+    with contextlib.ExitStack() as stack:
+        folder, kafka, minio = stack.enter_context(kafka_and_minio())
         create_topics(kafka.bootstrap, orders=PARTITIONS, totals=2)
         job = Job(NAME, kafka.bootstrap, "orders", "totals", "s3://bench/endless", interval="1s",
                   environment='restart="fixed-delay"')  # fmt: skip

@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 
 import pytest
+from tests.cluster.slow_function import slow_function
 from tests.support.jobs import end_jobs, overlapping, run_job_file
 from tests.support.leases import PATIENT
 from tests.support.waiting import wait_until
@@ -41,37 +42,16 @@ stream = env.from_source(ahead, watermarks=group, uid="ahead").union(
 )
 """
 #: A row takes over 0.5 ms, 50,000 a second would come.
-JOB = """
-import collections.abc, datetime, time
-import penstock as ps
+JOB = f"""{slow_function(0.0005)}
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
 
-class Order(ps.Schema):
-    user_id: int
-    amount: int
-    ts: datetime.datetime
-
-class Counted(ps.Schema):
-    user_id: int
-    amount: int
-    number: int
-
-class Slow(ps.KeyedProcessFunction):
-    orders: ps.ValueState[int] = ps.value_state()
-
-    def process(self, order: Order, ctx: ps.ProcessContext) -> collections.abc.Iterator[Counted]:
-        time.sleep(0.0005)
-        number = (self.orders.value() or 0) + 1
-        self.orders.update(number)
-        yield Counted(user_id=order.user_id, amount=order.amount, number=number)
-
 env = ps.Environment(
     parallelism=2, checkpoint_interval="300ms", checkpoint_root="checkpoints", checkpoint_tolerated_failures=100,
-    {settings}
+    {{settings}}
 )
 in_order = ps.WatermarkStrategy.monotonic(timestamp="ts")
-{stream}
+{{stream}}
 stream.key_by("user_id").process(Slow()).uid("slow").sink_to(FileSink("out", format="jsonl"), uid="out")
 env.submit("slow")
 """

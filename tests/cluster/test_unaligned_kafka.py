@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 from tests.cluster.orders import Feed, Orders, create_topics, read_messages
+from tests.cluster.slow_function import slow_function
 from tests.support.jobs import end_jobs, run_job_file
 from tests.support.leases import PATIENT
 from tests.support.waiting import wait_until
@@ -19,28 +20,7 @@ pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pyte
 #: Orders a second: many more than a subtask takes, which needs over a millisecond for each.
 RATE = 40_000
 JOB = """
-import collections.abc, datetime, time
-import penstock as ps
 from penstock_connectors.kafka import KafkaSink, KafkaSource
-
-class Order(ps.Schema):
-    user_id: int
-    amount: int
-    ts: datetime.datetime
-
-class Counted(ps.Schema):
-    user_id: int
-    amount: int
-    number: int
-
-class Slow(ps.KeyedProcessFunction):
-    orders: ps.ValueState[int] = ps.value_state()
-
-    def process(self, order: Order, ctx: ps.ProcessContext) -> collections.abc.Iterator[Counted]:
-        time.sleep(0.001)
-        number = (self.orders.value() or 0) + 1
-        self.orders.update(number)
-        yield Counted(user_id=order.user_id, amount=order.amount, number=number)
 
 env = ps.Environment(
     parallelism=2, checkpoint_interval="300ms", checkpoint_root={root!r}, checkpoint_tolerated_failures=100,
@@ -85,7 +65,7 @@ def test_overtaken_rows_come_out_once_after_kills_and_a_rescale(stage, rest, fee
     name, sink = stage.fresh("job"), stage.fresh("counted")
     create_topics(stage.bootstrap, **{sink: 2})
     places = {"name": name, "root": stage.root(name), "source": feed.topic, "sink": sink}
-    text = JOB.format(bootstrap=stage.bootstrap, stops=feed.orders.stops(feed.topic), **places)
+    text = slow_function(0.001) + JOB.format(bootstrap=stage.bootstrap, stops=feed.orders.stops(feed.topic), **places)
     run_job_file(tmp_path, text, rest.url, os.environ | stage.environment)
     (found,) = rest.jobs()
     job = JobHandle(rest, found["jid"], name)

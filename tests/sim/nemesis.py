@@ -11,6 +11,7 @@ from tests.sim.faults import HAND_OVER, PATH_BROKEN, REQUEST, RESCALE, UPGRADE
 from penstock.jobmanager.messages import events as ev
 
 if TYPE_CHECKING:
+    from tests.sim.leader import Leader
     from tests.sim.worker import TaskManager, Worker
     from tests.sim.world import World
 
@@ -92,16 +93,23 @@ class Nemesis:
         self._world.kill_leader(leader)
         return True
 
-    def _pause_leader(self) -> bool:
+    def _acting_leader(self) -> Leader | None:
+        """The leader, if it is ready and not paused."""
         leader = self._world.leader
         if leader is None or leader.dead or not leader.ready or self._world.scheduler.is_held(leader.owner):
+            return None
+        return leader
+
+    def _pause_leader(self) -> bool:
+        leader = self._acting_leader()
+        if leader is None:
             return False
         self._world.pause_leader(leader)
         return True
 
     def _hand_over(self) -> bool:
-        leader = self._world.leader
-        if leader is None or leader.dead or not leader.ready or self._world.scheduler.is_held(leader.owner):
+        leader = self._acting_leader()
+        if leader is None:
             return False
         self._world.hand_over(leader)
         return True

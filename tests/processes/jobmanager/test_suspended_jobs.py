@@ -1,7 +1,6 @@
 """A standby shows a job as SUSPENDED from the end of its leader until it leads itself; a client waits for the job."""
 
 import os
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from penstock.client.rest_client import RestClient
 from penstock.core.errors import NoJobManagerError
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
+from penstock_lab.servers.process import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -29,11 +29,6 @@ LEASE = {"PENSTOCK__JOBMANAGER__LEADER_LEASE_MS": "5000"}
 LOST_MS = 600_000
 #: A JobManager answers within this time on a busy machine.
 PATIENT_S = 120.0
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
 
 
 @pytest.fixture

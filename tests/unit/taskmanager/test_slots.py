@@ -1,16 +1,14 @@
 """The slot table."""
 
-import re
-
 import pytest
+from tests.support.transitions import drawn_in
 
 from penstock.taskmanager import slots
 from penstock.taskmanager.slots import TRANSITIONS, SlotError, SlotState, SlotTable
 
 
 def test_the_transitions_are_those_of_the_documentation():
-    lines = re.findall(r"^    (\w+) +-> (.+)$", slots.__doc__, re.MULTILINE)
-    assert {state: set(following.split()) for state, following in lines} == TRANSITIONS
+    assert drawn_in(slots) == TRANSITIONS
 
 
 @pytest.mark.parametrize("after", list(SlotState)[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.transitions import drawn_in
 
 from penstock.config.settings import RestartStrategy
 from penstock.core.errors import Cause, cause_of
@@ -14,16 +15,6 @@ from penstock.jobmanager.deploy.failover import RestartPolicy, restart_decider
 from penstock.jobmanager.deploy.job_status import TRANSITIONS, JobStatus, StatusMachine
 from penstock.jobmanager.deploy.job_steps import Step, StepMachine
 from penstock.jobmanager.messages.placement import Slot, place
-
-
-def drawn_in(module):
-    """Return the transitions that are drawn in a module's docstring."""
-    drawn = {}
-    for line in (module.__doc__ or "").splitlines():
-        left, arrow, right = line.partition("->")
-        if arrow and left.strip().isupper():
-            drawn[left.strip()] = set(right.split()) - {"."}
-    return drawn
 
 
 @pytest.mark.parametrize("module", [status, job_steps])
