@@ -1,4 +1,4 @@
-"""What the soak with kills says of a run: right counts of each key, and restarts for another cause than a kill."""
+"""The verdict of `kill_soak`: the expected counts of each key, and restarts with another cause than a kill."""
 
 from collections import Counter
 

@@ -1,7 +1,7 @@
 """A worker of one of several unconnected regions is killed: the others go on, and the output of all is exact.
 
-Each region reads a topic of its own, and writes its rows exactly once and, to a second topic, at least once. The second
-output does not wait for checkpoints, and has a row twice if the region has processed it twice.
+Each region reads one topic and writes to two. One output is exactly-once. The other is at-least-once: it does not wait
+for checkpoints, and contains a row twice if the region has processed it twice.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The slot pool of a cluster: which jobs get slots, what they are told, and which slots a job keeps over restarts."""
+"""The slot pool of a cluster: slots granted to jobs, notifications to jobs, and slots kept through restarts."""
 
 from __future__ import annotations
 
